@@ -1,0 +1,136 @@
+"""KVCache: the buffers of one decoder for all its sequences, behind five verbs. Length arithmetic lives here alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specrun import contract
+from specrun.bundle import CacheShape
+from specrun.device import Buffer, Device, host_dtype
+from specrun.errors import CapacityError
+from specrun.tree import IntArray
+
+FIRST_CAPACITY = 256  # rows a growing cache starts with: attention's cost on the CPU follows the capacity
+
+
+@dataclass(eq=False)
+class Lane:
+    """One sequence's place in a cache. Set by KVCache alone; ``slot`` changes when another sequence leaves."""
+
+    slot: int
+    length: int = 0  # committed rows
+    live: bool = field(default=True, repr=False)
+
+
+class KVCache:
+    """Linear rows per sequence: ``buffer`` is [2 * layers, B, H_kv, S, D], keys of all layers, then values.
+
+    Lanes always fill slots 0..n-1, so any pass over neighbours is a slice. Rows at ``length`` and beyond are scratch:
+    a pass writes its nodes there, ``commit`` keeps the accepted ones, the rest is free at once and never zeroed.
+
+    ``max_length`` rows can be committed per sequence; ``max_nodes`` more are scratch for a pass at the very end.
+    ``generation`` counts reallocations: steps captured before the last one are void.
+    """
+
+    def __init__(self, shape: CacheShape, device: Device, max_batch: int, max_length: int, max_nodes: int) -> None:
+        self.shape, self.max_batch, self.max_length = shape, max_batch, max_length
+        self.generation = 0
+        self._device = device
+        self._limit = max_length + max_nodes
+        self._growing = shape.capacity is None
+        if shape.capacity is not None and shape.capacity < self._limit:
+            raise CapacityError(
+                f"cache: the engine holds {shape.capacity} rows, {self._limit} are needed for {max_length} positions "
+                f"and {max_nodes} nodes a pass. Ask for fewer, or compile with a larger --max-length."
+            )
+        self._lanes: list[Lane] = []
+        self._allocate(1 if self._growing else max_batch, shape.capacity or min(FIRST_CAPACITY, self._limit))
+
+    @property
+    def slots(self) -> int:
+        return int(self.buffer.shape[1])
+
+    @property
+    def capacity(self) -> int:
+        """S: rows a lane has now."""
+        return int(self.buffer.shape[3])
+
+    def acquire(self) -> Lane:
+        """A lane for a new sequence. Raises CapacityError when all are taken."""
+        if len(self._lanes) == self.max_batch:
+            raise CapacityError(f"cache: all {self.max_batch} lanes are taken; wait, or compile a larger --max-batch.")
+        if len(self._lanes) == self.slots:
+            self._allocate(min(self.max_batch, 2 * self.slots), self.capacity)
+        lane = Lane(len(self._lanes))
+        self._lanes.append(lane)
+        return lane
+
+    def reserve(self, lanes: Sequence[Lane], nodes: int, kept: Sequence[int]) -> None:
+        """Makes room for a pass of ``nodes`` nodes over ``lanes``, of which lane i can commit ``kept[i]`` at most.
+
+        Raises CapacityError before anything is computed.
+        """
+        for lane, keep in zip(lanes, kept, strict=True):
+            if lane.length + keep > self.max_length:
+                raise CapacityError(
+                    f"cache: {lane.length} rows are in use and a pass may keep {keep} more; the context ends at "
+                    f"{self.max_length}. Shorten the prompt or compile with a larger --max-length."
+                )
+        needed = max(lane.length for lane in lanes) + nodes
+        if needed > self._limit and not self._growing:
+            raise CapacityError(f"cache: a pass needs {needed} rows, the engine holds {self.capacity}.")
+        capacity = self.capacity
+        while capacity < needed:
+            capacity *= 2
+        if capacity != self.capacity:
+            self._allocate(self.slots, capacity)
+
+    def commit(self, lane: Lane, path: Sequence[int]) -> None:
+        """Keeps the rows of the accepted nodes, in path order, in every layer; the other new rows are free again."""
+        if any(node != i for i, node in enumerate(path)):
+            nodes = np.asarray(path, dtype=np.int64)
+            self._device.launch("commit_rows", self.buffer, lane.slot, lane.length, nodes)
+        lane.length += len(path)
+
+    def rewind(self, lane: Lane, length: int) -> None:
+        """Forgets the rows from ``length`` on."""
+        if not 0 <= length <= lane.length:
+            raise ValueError(f"rewind: to {length}, but the lane holds {lane.length} rows")
+        lane.length = length
+
+    def release(self, lane: Lane) -> None:
+        """Frees a lane. The last lane moves into its slot, so that lanes stay neighbours."""
+        if not lane.live:
+            raise ValueError("release: the lane was released before")
+        lane.live = False
+        last = self._lanes.pop()
+        if last is not lane:
+            self._device.copy(
+                self.buffer[:, lane.slot, :, : last.length], self.buffer[:, last.slot, :, : last.length]
+            )
+            last.slot = lane.slot
+            self._lanes[lane.slot] = last
+
+    def lengths(self, lanes: Sequence[Lane]) -> IntArray:
+        """int64 [B]: committed rows, the engine's context_lengths."""
+        return np.array([lane.length for lane in lanes], dtype=np.int64)
+
+    def views(self, first: int, count: int) -> dict[str, Buffer]:
+        """Every layer's cache tensors of slots first..first+count-1, by contract name."""
+        layers = self.shape.layers
+        names = [contract.key_cache(i) for i in range(layers)] + [contract.value_cache(i) for i in range(layers)]
+        return {name: self.buffer[i, first : first + count] for i, name in enumerate(names)}
+
+    def _allocate(self, slots: int, capacity: int) -> None:
+        old = getattr(self, "buffer", None)
+        shape = (2 * self.shape.layers, slots, self.shape.kv_heads, capacity, self.shape.head_dim)
+        self.buffer: Buffer = self._device.allocate(shape, host_dtype(self.shape.dtype))
+        self.generation += 1
+        if old is not None:
+            for lane in self._lanes:
+                self._device.copy(
+                    self.buffer[:, lane.slot, :, : lane.length], old[:, lane.slot, :, : lane.length]
+                )

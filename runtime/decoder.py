@@ -1,0 +1,202 @@
+"""Decoder: one engine with its cache. Turns rows of a batch into a captured pass over fixed buffers."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specrun import contract
+from specrun.backends import Session
+from specrun.bundle import EngineRecord
+from specrun.cache import KVCache, Lane
+from specrun.device import Buffer, Device, Step
+from specrun.proposal import FloatArray, Passengers
+from specrun.tree import BoolArray, DraftTree, IntArray
+
+POOLED_STEPS = 64  # captured steps a decoder keeps; the least recently used leaves first
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence's part of a pass: its new nodes.
+
+    ``offsets`` are positions minus the lane's length (the nodes' depths); ``mask`` bool [N, N]; ``logit_nodes`` the
+    nodes whose logits are wanted; ``keep`` the most rows a commit may keep afterwards.
+    """
+
+    lane: Lane
+    tokens: IntArray
+    offsets: IntArray
+    mask: BoolArray
+    logit_nodes: IntArray
+    keep: int
+    hidden_in: FloatArray | None = None
+
+    @staticmethod
+    def of_tree(
+        lane: Lane,
+        tokens: IntArray,
+        tree: DraftTree,
+        passengers: Passengers | None = None,
+        hidden_in: FloatArray | None = None,
+    ) -> Row:
+        """A verify pass: logits for every node and passenger."""
+        offsets, mask = tree.depths, tree.mask
+        if passengers is not None:
+            total = tree.size + passengers.tokens.size
+            wide = np.zeros((total, total), dtype=np.bool_)
+            wide[: tree.size, : tree.size] = mask
+            wide[tree.size :] = passengers.mask
+            tokens = np.concatenate([tokens, passengers.tokens])
+            offsets, mask = np.concatenate([offsets, passengers.offsets]), wide
+        keep = int(tree.depths.max()) + 1
+        return Row(lane, tokens, offsets, mask, np.arange(tokens.size), keep, hidden_in)
+
+    @staticmethod
+    def of_chunk(lane: Lane, tokens: IntArray, logits: bool, hidden_in: FloatArray | None = None) -> Row:
+        """A prefill chunk: every node is kept; logits of the last one where ``logits``."""
+        count = tokens.size
+        mask = np.tri(count, dtype=np.bool_)
+        nodes = np.array([count - 1] if logits else [], dtype=np.int64)
+        return Row(lane, tokens, np.arange(count), mask, nodes, count, hidden_in)
+
+
+@dataclass(frozen=True)
+class PassOutput:
+    """``logits[b]`` float32 [M_b, V] and ``hidden[b]`` float32 [N_b, k * H] of row b.
+
+    They are views of the decoder's fixed buffers: the next pass overwrites them.
+    """
+
+    logits: list[FloatArray]
+    hidden: list[FloatArray] | None
+    nodes: int  # N of the pass, padding included
+    seconds: float
+
+
+class Decoder:
+    """Runs passes of one engine. Captured steps are pooled by (first slot, B, N, M) and die with the cache's buffers."""
+
+    def __init__(self, record: EngineRecord, session: Session, device: Device, cache: KVCache) -> None:
+        self.record, self.cache = record, cache
+        self._session, self._device = session, device
+        self._arena = Arena(device)
+        self._steps: OrderedDict[tuple[int, ...], tuple[Step, dict[str, Buffer]]] = OrderedDict()
+        self._valid = (0, 0)
+
+    def run(self, rows: Sequence[Row]) -> PassOutput:
+        """One pass. Rows may have different node counts; their lanes must be neighbours (all lanes, or one)."""
+        begin = time.perf_counter()
+        rows = sorted(rows, key=lambda row: row.lane.slot)
+        nodes = max(self.record.min_rows, max(row.tokens.size for row in rows))
+        logit_rows = max(self.record.min_rows, max(row.logit_nodes.size for row in rows))
+        self.cache.reserve([row.lane for row in rows], nodes, [row.keep for row in rows])
+        step, buffers = self._step(rows[0].lane.slot, len(rows), nodes, logit_rows)
+        for name, array in self._inputs(rows, nodes, logit_rows).items():
+            self._device.copy(buffers[name], array)
+        self._device.replay(step)
+        logits = self._device.read(buffers[contract.LOGITS])
+        hidden = self._device.read(buffers[contract.HIDDEN]) if self.record.taps else None
+        return PassOutput(
+            [logits[b, : row.logit_nodes.size] for b, row in enumerate(rows)],
+            None if hidden is None else [hidden[b, : row.tokens.size] for b, row in enumerate(rows)],
+            nodes,
+            time.perf_counter() - begin,
+        )
+
+    def _inputs(self, rows: Sequence[Row], nodes: int, logit_rows: int) -> dict[str, Any]:
+        """The pass's host arrays. A padding node sees only itself, sits at its row's context length and gets no logits."""
+        batch = len(rows)
+        lengths = self.cache.lengths([row.lane for row in rows])
+        tokens = np.zeros((batch, nodes), dtype=np.int64)
+        positions = np.repeat(lengths[:, None], nodes, axis=1)
+        mask = np.broadcast_to(np.eye(nodes, dtype=np.bool_), (batch, nodes, nodes)).copy()
+        wanted = np.zeros((batch, logit_rows), dtype=np.int64)
+        for b, row in enumerate(rows):
+            n = row.tokens.size
+            tokens[b, :n] = row.tokens
+            positions[b, :n] += row.offsets
+            mask[b, :n, :n] = row.mask
+            wanted[b, : row.logit_nodes.size] = row.logit_nodes
+        arrays = {
+            contract.TOKENS: tokens,
+            contract.POSITIONS: positions,
+            contract.CONTEXT_LENGTHS: lengths,
+            contract.TREE_MASK: mask,
+            contract.LOGIT_ROWS: wanted,
+        }
+        if self.record.hidden_in is not None:
+            features = np.zeros((batch, nodes, self.record.hidden_in), dtype=np.float32)
+            for b, row in enumerate(rows):
+                if row.hidden_in is None:
+                    raise ValueError(f"engine {self.record.name!r} needs hidden_in for every row")
+                features[b, : row.tokens.size] = row.hidden_in
+            arrays[contract.HIDDEN_IN] = features
+        return arrays
+
+    def _step(self, first: int, batch: int, nodes: int, logit_rows: int) -> tuple[Step, dict[str, Buffer]]:
+        key = (first, batch, nodes, logit_rows)
+        shapes = self._shapes(batch, nodes, logit_rows)
+        self._arena.reserve(shapes)
+        if self._valid != (self.cache.generation, self._arena.generation):
+            self._steps.clear()
+            self._valid = (self.cache.generation, self._arena.generation)
+        if key not in self._steps:
+            self._steps[key] = self._capture(first, batch, shapes)
+            if len(self._steps) > POOLED_STEPS:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(key)
+        return self._steps[key]
+
+    def _capture(self, first: int, batch: int, shapes: dict[str, Shape]) -> tuple[Step, dict[str, Buffer]]:
+        buffers = self._arena.views(shapes)
+        caches = self.cache.views(first, batch)
+        inputs = {name: b for name, b in buffers.items() if name not in (contract.LOGITS, contract.HIDDEN)}
+        outputs = {name: buffers[name] for name in buffers if name not in inputs}
+        bound = self._session.bind(inputs | caches, outputs | {contract.updated(n): b for n, b in caches.items()})
+        with self._device.capture() as step:
+            self._device.enqueue(bound)
+        return step, buffers
+
+    def _shapes(self, batch: int, nodes: int, logit_rows: int) -> dict[str, Shape]:
+        record = self.record
+        shapes: dict[str, Shape] = {
+            contract.TOKENS: ((batch, nodes), np.int64),
+            contract.POSITIONS: ((batch, nodes), np.int64),
+            contract.CONTEXT_LENGTHS: ((batch,), np.int64),
+            contract.TREE_MASK: ((batch, nodes, nodes), np.bool_),
+            contract.LOGIT_ROWS: ((batch, logit_rows), np.int64),
+            contract.LOGITS: ((batch, logit_rows, record.vocab_size), np.float32),
+        }
+        if record.taps:
+            shapes[contract.HIDDEN] = ((batch, nodes, len(record.taps) * record.hidden_size), np.float32)
+        if record.hidden_in is not None:
+            shapes[contract.HIDDEN_IN] = ((batch, nodes, record.hidden_in), np.float32)
+        return shapes
+
+
+Shape = tuple[tuple[int, ...], type[np.generic]]
+
+
+class Arena:
+    """One buffer a tensor name, as large as the largest shape seen; every captured shape is a view of its front."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._flat: dict[str, Buffer] = {}
+        self.generation = 0
+
+    def reserve(self, shapes: dict[str, Shape]) -> None:
+        for name, (shape, dtype) in shapes.items():
+            size = int(np.prod(shape))
+            if name not in self._flat or self._flat[name].size < size:
+                self._flat[name] = self._device.allocate((size,), dtype)
+                self.generation += 1
+
+    def views(self, shapes: dict[str, Shape]) -> dict[str, Buffer]:
+        return {name: self._flat[name][: int(np.prod(shape))].reshape(shape) for name, (shape, _) in shapes.items()}
