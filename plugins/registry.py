@@ -1,0 +1,38 @@
+"""Every op by name: its contract now, its kernel and its TensorRT registration when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from specrun.plugins.compile import KernelSpec
+from specrun.plugins.contract import Bound, OpContract
+from specrun.plugins.gather_rows.contract import CONTRACT as GATHER_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op. ``folder`` is its package here; ``spec_name`` the function of its ``kernel.py`` that builds a variant."""
+
+    contract: OpContract
+    folder: str
+    spec_name: str = "spec"
+
+    def spec(self, bound: Bound) -> KernelSpec:
+        """The kernel variant for these types, static sizes and attributes; needs Triton."""
+        build: Callable[[Bound], KernelSpec] = getattr(self._module("kernel"), self.spec_name)
+        return build(bound)
+
+    def _module(self, name: str) -> Any:
+        return import_module(f"specrun.plugins.{self.folder}.{name}")
+
+
+OPS: dict[str, Op] = {op.contract.name: op for op in (Op(GATHER_ROWS, "gather_rows"),)}
+
+
+def register_all() -> None:
+    """Put every op into TensorRT's plugin registry of this process; needs TensorRT's Python package and Triton."""
+    for folder in dict.fromkeys(op.folder for op in OPS.values()):
+        import_module(f"specrun.plugins.{folder}.plugin").register()

@@ -1,0 +1,133 @@
+"""Triton's CPU interpreter in a process of its own.
+
+Whether Triton compiles or interprets is decided when it is imported, for its own library functions too. So kernels are
+interpreted in one worker process, started once, and this process stays free to compile. Arrays travel by pickle and
+come back changed, as a launch would change device memory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from importlib import import_module
+from typing import IO, TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+if TYPE_CHECKING:
+    from specrun.plugins.registry import Op
+
+
+class Interpreter:
+    """Runs ``triton.jit`` functions, named ``module:function``, over numpy arrays in place."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__]
+        self._worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+    def launch(self, kernel: str, grid: tuple[int, ...], arrays: dict[str, Any], **constants: Any) -> None:
+        """Run ``kernel`` over ``grid``, changing arrays in place.
+
+        ``arrays`` maps every run-time parameter to an array, a number, or the parameter whose buffer it shares.
+        """
+        assert self._worker.stdin is not None and self._worker.stdout is not None
+        _send(self._worker.stdin, (kernel, grid, arrays, constants))
+        failure, changed = _receive(self._worker.stdout)
+        if failure is not None:
+            raise AssertionError(f"{kernel} failed in the interpreter:\n{failure}")
+        for name, value in changed.items():
+            arrays[name][...] = value
+
+    def run(self, op: Op, inputs: dict[str, np.ndarray], **attributes: Any) -> dict[str, np.ndarray]:
+        """Check the inputs, interpret the op's kernel over poisoned outputs, and return the outputs by name.
+
+        An output that aliases an input is that input's array, changed.
+        """
+        bound = op.contract.check(inputs, attributes)
+        spec = op.spec(bound)
+        arrays: dict[str, Any] = {f"{name}_ptr": value for name, value in inputs.items()}
+        outputs = {}
+        for tensor in op.contract.outputs:
+            shape, dtype = op.contract.output_layouts(bound)[tensor.name]
+            outputs[tensor.name] = inputs[tensor.aliases] if tensor.aliases else poisoned(shape, dtype)
+            arrays[f"{tensor.name}_ptr"] = f"{tensor.aliases}_ptr" if tensor.aliases else outputs[tensor.name]
+        numbers = {p.name: bound.values[p.name] for p in spec.parameters if not p.pointer}
+        grid = tuple(extent.count(bound.values) for extent in spec.grid)
+        kernel = f"{spec.function.fn.__module__}:{spec.function.fn.__name__}"
+        self.launch(kernel, grid, arrays | numbers, **spec.constants)
+        return outputs
+
+    def close(self) -> None:
+        assert self._worker.stdin is not None
+        self._worker.stdin.close()
+        self._worker.wait(timeout=30)
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """A buffer whose every element is wrong: NaN, an integer that no op gives, or True."""
+    kind = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
+    poison = np.nan if kind.kind in "fV" else True if kind.kind == "b" else np.iinfo(kind).max - 11
+    return np.full(shape, poison, dtype=kind)
+
+
+def _send(pipe: IO[bytes], message: Any) -> None:
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    pipe.write(struct.pack("<q", len(data)) + data)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    header = pipe.read(8)
+    if len(header) < 8:
+        raise EOFError("the other side has closed")
+    return pickle.loads(pipe.read(struct.unpack("<q", header)[0]))
+
+
+def _run(
+    kernel: str, grid: tuple[int, ...], arrays: dict[str, Any], constants: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    import torch
+
+    def tensor(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        if value.dtype.name == "bfloat16":
+            return torch.from_numpy(value.view(np.int16).copy()).view(torch.bfloat16)
+        return torch.from_numpy(np.array(value))
+
+    module, function = kernel.split(":")
+    arguments = {name: tensor(value) for name, value in arrays.items()}
+    arguments |= {name: arguments[value] for name, value in arrays.items() if isinstance(value, str)}
+    getattr(import_module(module), function)[grid](**arguments, **constants)
+    changed = {}
+    for name, value in arguments.items():
+        if isinstance(arrays[name], np.ndarray):
+            half = value.dtype == torch.bfloat16
+            changed[name] = value.view(torch.int16).numpy().view(arrays[name].dtype) if half else value.numpy()
+    return changed
+
+
+def _serve() -> None:
+    import traceback
+
+    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a kernel prints must not land among the answers
+    while True:
+        try:
+            request = _receive(requests)
+        except EOFError:
+            return
+        try:
+            answer = (None, _run(*request))
+        except Exception:
+            answer = (traceback.format_exc(), {})
+        _send(answers, answer)
+
+
+if __name__ == "__main__":
+    _serve()
