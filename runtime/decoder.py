@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class PassOutput:
-    """``logits[b]`` float32 [M_b, V] and ``hidden[b]`` float32 [N_b, k * H] of row b.
+    """``logits[b]`` float32 [M_b, V] and ``hidden[b]`` float32 [N_b, k * H] of row b, in the order the rows came in.
 
     They are views of the decoder's fixed buffers: the next pass overwrites them.
     """
@@ -92,7 +92,7 @@ class Decoder:
     def run(self, rows: Sequence[Row]) -> PassOutput:
         """One pass. Rows may have different node counts; their lanes must be neighbours (all lanes, or one)."""
         begin = time.perf_counter()
-        rows = sorted(rows, key=lambda row: row.lane.slot)
+        given, rows = rows, sorted(rows, key=lambda row: row.lane.slot)
         nodes = max(self.record.min_rows, max(row.tokens.size for row in rows))
         logit_rows = max(self.record.min_rows, max(row.logit_nodes.size for row in rows))
         self.cache.reserve([row.lane for row in rows], nodes, [row.keep for row in rows])
@@ -102,9 +102,10 @@ class Decoder:
         self._device.replay(step)
         logits = self._device.read(buffers[contract.LOGITS])
         hidden = self._device.read(buffers[contract.HIDDEN]) if self.record.taps else None
+        first = rows[0].lane.slot
         return PassOutput(
-            [logits[b, : row.logit_nodes.size] for b, row in enumerate(rows)],
-            None if hidden is None else [hidden[b, : row.tokens.size] for b, row in enumerate(rows)],
+            [logits[row.lane.slot - first, : row.logit_nodes.size] for row in given],
+            None if hidden is None else [hidden[row.lane.slot - first, : row.tokens.size] for row in given],
             nodes,
             time.perf_counter() - begin,
         )

@@ -43,7 +43,7 @@ class Device(Protocol):
         """Runs a bound engine once."""
 
     def capture(self) -> AbstractContextManager[Step]:
-        """What is launched inside runs and is recorded in the step it yields."""
+        """What is launched inside is recorded in the step it yields, and runs when that is replayed."""
 
     def replay(self, step: Step) -> None:
         """Runs a captured step again, on the same buffers."""

@@ -73,9 +73,11 @@ class HostDevice:
         self._refuse("synchronize")
 
     def _run(self, call: Callable[[], None]) -> None:
-        call()
+        """Records while capturing, as a CUDA graph does, and runs otherwise."""
         if self._capturing is not None:
             self._capturing.calls.append(call)
+        else:
+            call()
 
     def _refuse(self, what: str) -> None:
         if self._capturing is not None:
