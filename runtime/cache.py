@@ -58,6 +58,10 @@ class KVCache:
         """S: rows a lane has now."""
         return int(self.buffer.shape[3])
 
+    @property
+    def has_lane(self) -> bool:
+        return len(self._lanes) < self.max_batch
+
     def acquire(self) -> Lane:
         """A lane for a new sequence. Raises CapacityError when all are taken."""
         if len(self._lanes) == self.max_batch:

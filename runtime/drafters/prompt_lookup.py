@@ -55,7 +55,8 @@ class State:
 
     index: NgramIndex
     length: int = FIRST_LENGTH
-    matched: int = 0  # match length of the draft that is being verified; set by propose
+    matched: int = 0  # length of the current match, 0 without one; set by propose
+    predicted: list[int] = field(default_factory=list)  # what the match predicts, drafted or not; set by propose
 
 
 @dataclass
@@ -85,38 +86,44 @@ class PromptLookup:
 
     def _draft(self, sequence: Sequence, state: State, budget: int) -> Proposal:
         at, state.matched = state.index.match()
-        if state.matched == 0:
-            return Proposal.empty(sequence.pending)
-        drafted = state.index.tokens[at : at + min(budget, state.length)]
-        for i, token in enumerate(drafted):
-            if token in self.eos_token_ids:
-                drafted = drafted[: i + 1]
-                break
+        state.predicted = self._until_eos(state.index.tokens[at : at + self.max_length]) if state.matched else []
+        drafted = state.predicted[: min(budget, state.length)]
         chances = [self._chance(state.matched, i) for i in range(len(drafted))]
         return Proposal.chain(sequence.pending, drafted[: self.economics.best_length(chances)], self.name)
 
+    def _until_eos(self, tokens: list[int]) -> list[int]:
+        for i, token in enumerate(tokens):
+            if token in self.eos_token_ids:
+                return tokens[: i + 1]
+        return tokens
+
     def _chance(self, matched: int, depth: int) -> float:
-        if depth == 0:
-            known = max(size for size in FIRST if size <= matched)
-            return self.economics.acceptance.rate((self.name, known, 0), FIRST[known])
-        return self.economics.acceptance.rate((self.name, matched > 3, min(depth, 4)), NEXT)
+        return self.economics.acceptance.rate(self._key(matched, depth), FIRST[_known(matched)] if depth == 0 else NEXT)
+
+    def _key(self, matched: int, depth: int) -> tuple[object, ...]:
+        return (self.name, _known(matched), 0) if depth == 0 else (self.name, matched > 3, min(depth, 4))
 
     def observe(self, sequence: Sequence, commit: Commit) -> None:
         state = self._states[sequence]
         if commit.verdict is None or commit.proposal is None:
             return  # a prefill chunk: begin has seen the prompt
+        self._learn(state, commit.verdict.tokens)
         for token in commit.verdict.tokens:
             state.index.append(token)
         drafted, accepted = commit.proposal.drafted, commit.verdict.accepted
         if drafted:
-            self._learn(state, drafted, accepted)
             state.length = min(self.max_length, 2 * drafted) if accepted == drafted else max(2, accepted + 1)
 
-    def _learn(self, state: State, drafted: int, accepted: int) -> None:
-        known = max(size for size in FIRST if size <= state.matched)
-        for depth in range(min(drafted, accepted + 1)):
-            key = (self.name, known, 0) if depth == 0 else (self.name, state.matched > 3, min(depth, 4))
-            self.economics.acceptance.observe(key, depth < accepted)
+    def _learn(self, state: State, emitted: list[int]) -> None:
+        """Scores the prediction against what was emitted, also where nothing was drafted: that costs nothing."""
+        for depth, (predicted, token) in enumerate(zip(state.predicted, emitted, strict=False)):
+            self.economics.acceptance.observe(self._key(state.matched, depth), predicted == token)
+            if predicted != token:
+                break
 
     def end(self, sequence: Sequence) -> None:
         self._states.pop(sequence, None)
+
+
+def _known(matched: int) -> int:
+    return max(size for size in FIRST if size <= matched)
