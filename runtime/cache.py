@@ -118,6 +118,10 @@ class KVCache:
             last.slot = lane.slot
             self._lanes[lane.slot] = last
 
+    def lanes(self, first: int, last: int) -> list[Lane]:
+        """The lanes in slots first..last, in slot order."""
+        return self._lanes[first : last + 1]
+
     def lengths(self, lanes: Sequence[Lane]) -> IntArray:
         """int64 [B]: committed rows, the engine's context_lengths."""
         return np.array([lane.length for lane in lanes], dtype=np.int64)

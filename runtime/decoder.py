@@ -58,12 +58,14 @@ class Row:
         return Row(lane, tokens, offsets, mask, np.arange(tokens.size), keep, hidden_in)
 
     @staticmethod
-    def of_chunk(lane: Lane, tokens: IntArray, logits: bool, hidden_in: FloatArray | None = None) -> Row:
-        """A prefill chunk: every node is kept; logits of the last one where ``logits``."""
+    def of_chunk(
+        lane: Lane, tokens: IntArray, logits: bool, hidden_in: FloatArray | None = None, keep: int | None = None
+    ) -> Row:
+        """A prefill chunk: every node is kept (or ``keep`` of them); logits of the last one where ``logits``."""
         count = tokens.size
         mask = np.tri(count, dtype=np.bool_)
         nodes = np.array([count - 1] if logits else [], dtype=np.int64)
-        return Row(lane, tokens, np.arange(count), mask, nodes, count, hidden_in)
+        return Row(lane, tokens, np.arange(count), mask, nodes, count if keep is None else keep, hidden_in)
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,9 @@ class Decoder:
         self._valid = (0, 0)
 
     def run(self, rows: Sequence[Row]) -> PassOutput:
-        """One pass. Rows may have different node counts; their lanes must be neighbours (all lanes, or one)."""
+        """One pass. Rows may have different node counts."""
         begin = time.perf_counter()
-        given, rows = rows, sorted(rows, key=lambda row: row.lane.slot)
+        given, rows = rows, self._neighbours(rows)
         nodes = max(self.record.min_rows, max(row.tokens.size for row in rows))
         logit_rows = max(self.record.min_rows, max(row.logit_nodes.size for row in rows))
         self.cache.reserve([row.lane for row in rows], nodes, [row.keep for row in rows])
@@ -109,6 +111,15 @@ class Decoder:
             nodes,
             time.perf_counter() - begin,
         )
+
+    def _neighbours(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows in slot order; a lane between them that takes no part gets one padding node in its scratch rows."""
+        by_slot = {row.lane.slot: row for row in rows}
+        first, last = min(by_slot), max(by_slot)
+        return [
+            by_slot.get(lane.slot) or Row.of_chunk(lane, np.zeros(1, dtype=np.int64), logits=False, keep=0)
+            for lane in self.cache.lanes(first, last)
+        ]
 
     def _inputs(self, rows: Sequence[Row], nodes: int, logit_rows: int) -> dict[str, Any]:
         """The pass's host arrays. A padding node sees only itself, sits at its row's context length and gets no logits."""
@@ -134,9 +145,8 @@ class Decoder:
         if self.record.hidden_in is not None:
             features = np.zeros((batch, nodes, self.record.hidden_in), dtype=np.float32)
             for b, row in enumerate(rows):
-                if row.hidden_in is None:
-                    raise ValueError(f"engine {self.record.name!r} needs hidden_in for every row")
-                features[b, : row.tokens.size] = row.hidden_in
+                if row.hidden_in is not None:
+                    features[b, : row.tokens.size] = row.hidden_in
             arrays[contract.HIDDEN_IN] = features
         return arrays
 
