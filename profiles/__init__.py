@@ -1,0 +1,71 @@
+"""Profiles: data that compile and decode read, each kind with its schema.
+
+``shapes/``: what engines are compiled for. ``hardware/``: what machines can do.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+ROOM = Path(__file__).parent
+
+
+class ProfileError(ValueError):
+    """A profile that is not there or does not follow its schema. The message says what and where."""
+
+
+@dataclass(frozen=True)
+class ShapeProfile:
+    """Shapes of passes. ``static_length``: tokens of a context, where the cache is fixed and the user names none.
+
+    ``batch_buckets`` and ``node_buckets``: the shapes decode steps are captured for on a GPU.
+    """
+
+    name: str
+    max_nodes: int
+    prefill_chunk: int
+    static_length: int
+    batch_buckets: tuple[int, ...]
+    node_buckets: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+
+def load_shapes(name: str) -> ShapeProfile:
+    """The shape profile ``name``. Raises ProfileError."""
+    return _load(ShapeProfile, "shapes", name)
+
+
+def names(kind: str) -> list[str]:
+    """Names of the profiles of a kind ("shapes", "hardware")."""
+    return sorted(path.stem for path in (ROOM / kind).glob("*.json"))
+
+
+T = TypeVar("T")
+
+
+def _load(cls: type[T], kind: str, name: str) -> T:
+    if name not in names(kind):
+        raise ProfileError(f"Profile {name!r}: not among the {kind} profiles. Choose one of {', '.join(names(kind))}.")
+    path = ROOM / kind / f"{name}.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    expected = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if set(data) != expected:
+        raise ProfileError(f"{path}: fields {sorted(set(data) ^ expected)} are missing or unknown.")
+    hints = get_type_hints(cls)
+    return cls(**{key: _checked(hints[key], value, f"{path}: {key}") for key, value in data.items()})
+
+
+def _checked(hint: Any, value: Any, where: str) -> Any:
+    if isinstance(value, list):
+        return tuple(_checked(int, item, where) for item in value)
+    if hint is str and isinstance(value, str):
+        return value
+    accepted = (int, float) if hint is float else int
+    if hint is str or isinstance(value, bool) or not isinstance(value, accepted) or value <= 0:
+        raise ProfileError(f"{where}: found {value!r}, expected {'text' if hint is str else 'a positive number'}.")
+    return value

@@ -1,0 +1,65 @@
+"""The cpu target: the portable graph as ONNX Runtime opens it, float32 or blocked integers, cache of any capacity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+import onnxruntime as ort
+from specbuild.model.blocks import Blocks, EngineDescription
+from specbuild.model.graph import GraphBuilder
+from specbuild.model.lowering_portable import PortableLowering
+from specbuild.model.numerics import Dense, Numerics
+from specbuild.progress import Progress
+from specbuild.targets.onnx_files import save_model, weight_bytes
+from specrun.bundle import CacheShape, EngineRecord, Limits
+from specrun.errors import CompileError
+
+
+def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int) -> CpuTarget:
+    if variants:
+        raise CompileError(f"Target cpu: found variant {variants[0]!r}; one engine serves every CPU. Say just `cpu`.")
+    numerics = {None: Dense("fp32", ir.DataType.FLOAT)}
+    if quantize not in numerics:
+        known = ", ".join(str(name) for name in numerics if name)
+        raise CompileError(
+            f"Quantization {quantize!r}: unknown for target cpu. Choose one of {known}, or leave it out."
+        )
+    return CpuTarget(numerics[quantize])
+
+
+class CpuTarget:
+    """``numerics`` says how weights are stored and multiplied."""
+
+    name = "cpu"
+
+    def __init__(self, numerics: Numerics) -> None:
+        self.numerics = numerics
+
+    def compile(self, engine: EngineDescription, directory: Path, limits: Limits, progress: Progress) -> EngineRecord:
+        graph = GraphBuilder(engine.name, self.numerics.dtype)
+        engine.emit(Blocks(graph, self.numerics, PortableLowering()))
+        model = graph.build()
+        files = save_model(model, directory, engine.name, progress.start(f"{engine.name} (cpu)", weight_bytes(model)))
+        return EngineRecord(
+            name=engine.name,
+            kind=engine.kind,
+            target=self.name,
+            precision=self.numerics.name,
+            compiler=f"onnxruntime {ort.__version__}",
+            files=files,
+            vocab_size=engine.vocab_size,
+            hidden_size=engine.hidden_size,
+            min_rows=self.numerics.min_rows,
+            cache=cache_shape(engine, "float32", None),
+            taps=engine.taps,
+            hidden_in=engine.hidden_in,
+            heads=engine.heads,
+        )
+
+
+def cache_shape(engine: EngineDescription, dtype: str, capacity: int | None) -> CacheShape | None:
+    """The manifest's description of the engine's cache."""
+    if engine.config is None:
+        return None
+    return CacheShape(engine.cache_layers, engine.config.num_kv_heads, engine.config.head_dim, dtype, capacity)
