@@ -10,7 +10,7 @@ from specbuild.drafters import CompileContext, DrafterRequest, integer_options
 from specrun.bundle import DrafterRecord
 from specrun.errors import CompileError
 
-DEFAULTS = {"min_ngram": 2, "max_ngram": 4, "max_draft": 16}
+DEFAULTS = {"min_ngram": 2, "max_ngram": 4, "max_length": 16}
 
 
 class PromptLookupCompiler:
