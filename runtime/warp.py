@@ -34,7 +34,8 @@ class History:
 
     def append(self, token: int) -> None:
         """One more output token."""
-        self._output[self._slot(token)] += 1
+        slot = self._slot(token)  # first: it may move the arrays
+        self._output[slot] += 1
         self.tokens.append(token)
 
     def output_count(self, token: int) -> int:

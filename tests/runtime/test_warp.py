@@ -186,3 +186,10 @@ def test_draws_are_distinct_without_replacement_and_end_with_the_support():
         assert sorted(draw_without_replacement(law, 5, Uniforms(seed), 3, 1)) == [4, 7, 9]
     drawn = draw_with_replacement(law, 3000, Uniforms(0), 3, 1)
     assert np.mean(np.array(drawn) == 7) == pytest.approx(0.7, abs=0.03)
+
+
+def test_history_grows_past_its_first_arrays() -> None:
+    history = History([1, 2])
+    for token in [*range(300), *range(0, 300, 2)]:
+        history.append(token)
+    assert [history.output_count(t) for t in (0, 1, 63, 64, 298, 299)] == [2, 1, 1, 2, 2, 1]
