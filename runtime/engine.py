@@ -152,13 +152,13 @@ class Engine:
         prompts: Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
-        drafter: str | Drafter | None | Seq[str | Drafter | None] = None,
+        drafter: str | Drafter | None | list[str | Drafter | None] = None,
         rule: Rule | None = None,
     ) -> list[Generation]:
         """Decodes several requests together, as many at a time as the bundle has lanes. One params (and drafter) for
         all, or one each. Results come in the order of the prompts and do not depend on it."""
         all_params = [params] * len(prompts) if isinstance(params, SamplingParams) or params is None else list(params)
-        chosen = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter] * len(prompts)
+        chosen = drafter if isinstance(drafter, list) else [drafter] * len(prompts)
         if not len(prompts) == len(all_params) == len(chosen):
             raise RequestError(
                 f"generate_batch: {len(prompts)} prompts, {len(all_params)} params and {len(chosen)} drafters; "

@@ -13,3 +13,23 @@ from tools import demo_model
 def demo_gguf() -> Path:
     """The demo model's GGUF file, fetched once into the user's cache."""
     return demo_model.fetch()
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory) -> Path:
+    """A compiled cpu bundle of a tiny random Llama. Tests copy it before they change it."""
+    from specbuild.compile import compile_bundle
+
+    from tests.builder.tiny import write_tiny_checkpoint
+
+    root = tmp_path_factory.mktemp("tiny")
+    checkpoint = write_tiny_checkpoint(root / "checkpoint", "llama")
+    compile_bundle(checkpoint, root / "bundle", max_length=512)
+    return root / "bundle"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch, request) -> None:
+    """Measured pass costs go to a directory of the test run, not to the user's cache (the demo model stays there)."""
+    if "demo_gguf" not in request.fixturenames:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from specrun.bundle import Bundle, DrafterRecord, EngineRecord
     from specrun.decoder import Decoder
     from specrun.economics import Economics
+    from specrun.heads import Heads
     from specrun.proposal import Commit, Proposal
     from specrun.rules import Rule
     from specrun.sequence import Sequence
@@ -51,24 +53,9 @@ class DraftContext:
     economics: Economics
     tokenizer_size: int
     eos_token_ids: frozenset[int]
-    open_decoder: OpenDecoder
-    open_heads: OpenHeads
-    open_drafter: OpenDrafter
-
-
-class OpenDecoder(Protocol):
-    def __call__(self, engine: str) -> Decoder:
-        """Opens a decoder engine of the bundle with a cache of its own, for as many lanes as the target has."""
-
-
-class OpenHeads(Protocol):
-    def __call__(self, engine: str) -> object:
-        """Opens a head engine of the bundle."""
-
-
-class OpenDrafter(Protocol):
-    def __call__(self, name: str) -> Drafter:
-        """Opens another drafter of the same bundle (hybrids are made of drafters)."""
+    open_decoder: Callable[[str], Decoder]  # a decoder engine of the bundle, with a cache for as many lanes as the target's
+    open_heads: Callable[[str], Heads]  # a head engine of the bundle
+    open_drafter: Callable[[str], Drafter]  # another drafter of the bundle: hybrids are made of drafters
 
 
 KINDS = {
