@@ -35,11 +35,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A build-time constant of the op; its value's type is the type of ``default``."""
+    """A build-time constant of the op; its value's type is the type of ``default``. A required one has no default."""
 
     name: str
     default: Value
     meaning: str
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,9 @@ class OpContract:
             if type(value) is not type(known[name].default):
                 supported = f"a value of type {type(known[name].default).__name__}"
                 raise ContractError(self.name, name, f"{value!r} ({type(value).__name__})", supported)
+        for name, attribute in known.items():
+            if attribute.required and name not in attributes:
+                raise ContractError(self.name, name, "nothing", f"a value: {attribute.meaning}")
         return {name: attributes.get(name, attribute.default) for name, attribute in known.items()}
 
     def _bind_type(self, tensor: Tensor, found: str, types: dict[str, str]) -> None:

@@ -109,7 +109,7 @@ class _Plugin:
         extra = trtp.SymIntExprs(len(sizes))
         for index, size in enumerate(sizes):
             extra[index] = trtp.SymInt32(size)
-        grid = [_extent(extent, symbols) for extent in spec.grid]
+        grid = [_extent(extent, {**spec.sizes, **symbols}) for extent in spec.grid]
         launch = trtp.KernelLaunchParams(
             *grid, block_x=compiled.launch.threads, shared_mem=compiled.launch.shared_bytes
         )

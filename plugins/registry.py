@@ -10,6 +10,7 @@ from typing import Any
 from specrun.plugins.compile import KernelSpec
 from specrun.plugins.contract import Bound, OpContract
 from specrun.plugins.gather_rows.contract import CONTRACT as GATHER_ROWS
+from specrun.plugins.tree_attention.contract import MERGE, SPLIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,12 @@ class Op:
         return import_module(f"specrun.plugins.{self.folder}.{name}")
 
 
-OPS: dict[str, Op] = {op.contract.name: op for op in (Op(GATHER_ROWS, "gather_rows"),)}
+_ALL = (
+    Op(GATHER_ROWS, "gather_rows"),
+    Op(SPLIT, "tree_attention", "split_spec"),
+    Op(MERGE, "tree_attention", "merge_spec"),
+)
+OPS: dict[str, Op] = {op.contract.name: op for op in _ALL}
 
 
 def register_all() -> None:

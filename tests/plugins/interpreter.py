@@ -57,7 +57,7 @@ class Interpreter:
             outputs[tensor.name] = inputs[tensor.aliases] if tensor.aliases else poisoned(shape, dtype)
             arrays[f"{tensor.name}_ptr"] = f"{tensor.aliases}_ptr" if tensor.aliases else outputs[tensor.name]
         numbers = {p.name: bound.values[p.name] for p in spec.parameters if not p.pointer}
-        grid = tuple(extent.count(bound.values) for extent in spec.grid)
+        grid = tuple(extent.count({**spec.sizes, **bound.values}) for extent in spec.grid)
         kernel = f"{spec.function.fn.__module__}:{spec.function.fn.__name__}"
         self.launch(kernel, grid, arrays | numbers, **spec.constants)
         return outputs
@@ -112,8 +112,24 @@ def _run(
     return changed
 
 
+def _widen_bfloat16_products() -> None:
+    """The interpreter keeps bfloat16 as integers and multiplies those; a GPU multiplies the numbers, in fp32."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    plain = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, left: Any, right: Any, *rest: Any) -> Any:
+        wide = [self.create_fp_ext(h, tl.float32) if h.dtype.scalar == tl.bfloat16 else h for h in (left, right)]
+        return plain(self, *wide, *rest)
+
+    InterpreterBuilder.create_dot = create_dot
+
+
 def _serve() -> None:
     import traceback
+
+    _widen_bfloat16_products()
 
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a kernel prints must not land among the answers
