@@ -9,20 +9,50 @@ import numpy as np
 
 
 class PassCosts:
-    """Cost of a target pass of N nodes, in plain passes (N = 1).
+    """Cost of a target pass over ``batch`` sequences of N nodes each, in plain passes of one sequence (N = 1).
 
-    ``curve`` maps node counts to relative costs, measured on this machine or a profile's prior; between its points
-    the cost is linear, beyond the last one it goes on with the last slope.
+    ``curve`` maps node counts to costs at batch 1, measured on this machine or a profile's prior; ``batches`` holds
+    the curves of larger batches where they were measured. Between points the cost is linear, beyond the last one it
+    goes on with the last slope. A batch without a curve costs what as many nodes of one sequence do: weights are read
+    once a pass either way.
     """
 
-    def __init__(self, curve: Mapping[int, float]) -> None:
-        points = sorted(curve.items())
-        self._nodes = np.array([n for n, _ in points], dtype=np.float64)
-        self._costs = np.maximum.accumulate(np.array([c for _, c in points], dtype=np.float64))
+    def __init__(self, curve: Mapping[int, float], batches: Mapping[int, Mapping[int, float]] | None = None) -> None:
+        self._curves = {1: _Curve(curve)} | {b: _Curve(points) for b, points in (batches or {}).items()}
+        self._cache: dict[tuple[int, int], float] = {}
+
+    def __call__(self, nodes: int, batch: int = 1) -> float:
+        key = (nodes, batch)
+        if key not in self._cache:
+            self._cache[key] = self._cost(nodes, batch)
+        return self._cache[key]
+
+    def relative(self, nodes: int, batch: int = 1) -> float:
+        """The same over the cost of the batch's plain pass."""
+        return self(nodes, batch) / self(1, batch)
+
+    def _cost(self, nodes: int, batch: int) -> float:
+        if batch in self._curves:
+            return self._curves[batch](nodes)
+        below = max(b for b in self._curves if b < batch)
+        above = min((b for b in self._curves if b > batch), default=None)
+        if above is None:
+            return self._curves[below](nodes) * self._curves[1](nodes * batch) / self._curves[1](nodes * below)
+        share = (batch - below) / (above - below)
+        return (1 - share) * self._curves[below](nodes) + share * self._curves[above](nodes)
+
+
+class _Curve:
+    """Piecewise linear, never falling."""
+
+    def __init__(self, points: Mapping[int, float]) -> None:
+        ordered = sorted(points.items())
+        self._nodes = np.array([n for n, _ in ordered], dtype=np.float64)
+        self._costs = np.maximum.accumulate(np.array([c for _, c in ordered], dtype=np.float64))
 
     def __call__(self, nodes: int) -> float:
         last = self._nodes[-1]
-        if nodes > last:
+        if nodes > last and self._nodes.size > 1:
             slope = (self._costs[-1] - self._costs[-2]) / (last - self._nodes[-2])
             return float(self._costs[-1] + slope * (nodes - last))
         return float(np.interp(nodes, self._nodes, self._costs))
@@ -58,31 +88,52 @@ class Economics:
 
     A pass that yields 1 + E tokens for cost c is worth it while another token's chance exceeds what its node costs
     at the pace reached anyway: with pace = tokens per plain pass, the best length maximizes 1 + E(k) - pace * c(k)
-    (renewal-reward; the pace is followed while running and never below plain decoding's 1).
+    (renewal-reward; the pace is followed while running and never below plain decoding's 1). Costs are relative to the
+    plain pass of the batch at hand, so that a pace means the same at every batch size.
+
+    ``of(name)`` is a drafter's own part: the same costs and batch, a pace and acceptance rates of its own.
     """
 
     def __init__(self, costs: PassCosts, memory: float = 0.02) -> None:
         self.costs = costs
         self.acceptance = Acceptance()
-        self._memory = memory
+        self.batch = 1
         self.pace = 1.0
+        self._memory = memory
+        self._parts: dict[str, Economics] = {}
+
+    def of(self, name: str) -> Economics:
+        if name not in self._parts:
+            self._parts[name] = Economics(self.costs, self._memory)
+            self._parts[name].batch = self.batch
+        return self._parts[name]
+
+    def start_pass(self, batch: int) -> None:
+        """Set by the loop before it asks for drafts: how many sequences share the pass."""
+        self.batch = batch
+        for part in self._parts.values():
+            part.batch = batch
+
+    def cost(self, nodes: int) -> float:
+        """Cost of a pass of N nodes a sequence at the batch at hand, in its plain passes."""
+        return self.costs.relative(nodes, self.batch)
 
     def best_length(self, chances: Sequence[float], draft_costs: Sequence[float] | None = None) -> int:
         """How many of a chain's tokens to verify. ``chances[i]``: token i is accepted given those before it.
 
         ``draft_costs[i]``: what drafting token i costs beforehand, in plain passes (nothing for lookups).
         """
-        best, best_value, reach, gain, spent = 0, -self.pace * self.costs(1), 1.0, 0.0, 0.0
+        best, best_value, reach, gain, spent = 0, -self.pace * self.cost(1), 1.0, 0.0, 0.0
         for i, chance in enumerate(chances):
             reach *= chance
             gain += reach
             spent += draft_costs[i] if draft_costs is not None else 0.0
-            value = gain - self.pace * (self.costs(i + 2) + spent)
+            value = gain - self.pace * (self.cost(i + 2) + spent)
             if value > best_value:
                 best, best_value = i + 1, value
         return best
 
     def observe_pass(self, nodes: int, emitted: float, draft_cost: float = 0.0) -> None:
         """Follows the pace: ``emitted`` tokens of one sequence from a pass of ``nodes`` nodes."""
-        pace = emitted / (self.costs(nodes) + draft_cost)
+        pace = emitted / (self.cost(nodes) + draft_cost)
         self.pace = max(1.0, self.pace + self._memory * (pace - self.pace))

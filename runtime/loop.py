@@ -76,6 +76,7 @@ class Loop:
 
     def propose(self, batch: Seq[Sequence]) -> list[Proposal]:
         """Asks each drafter once for all of its sequences; a draft never outgrows what may still be emitted."""
+        self.economics.start_pass(len(batch))
         members: dict[int, list[Sequence]] = {}
         for sequence in batch:
             members.setdefault(id(sequence.drafter), []).append(sequence)
@@ -98,7 +99,9 @@ class Loop:
     def commit(self, sequence: Sequence, proposal: Proposal, verdict: Verdict, output: PassOutput, row: int) -> None:
         """Keeps the accepted rows and tells the drafter. The target's cache then holds all tokens but the last."""
         sequence.stats.count(int(proposal.tree.depths[-1]), verdict, proposal.drafted)
-        self.economics.observe_pass(proposal.tree.size, len(verdict.tokens))
+        nodes = proposal.tree.size + (proposal.passengers.tokens.size if proposal.passengers else 0)
+        economics = self.economics.of(sequence.drafter.name)
+        economics.observe_pass(nodes, len(verdict.tokens), proposal.draft_cost)
         self.target.cache.commit(_lane(sequence), verdict.path)
         self._tell(
             sequence, proposal.tokens[verdict.path], verdict.next_token, output, row, verdict.path, proposal, verdict

@@ -50,6 +50,10 @@ class Proposal:
 
     ``tokens`` int64 [N]: node 0 is the pending token. ``laws`` maps an inner node to the exact law its children were
     drawn from, in draw order; None when the candidates are deterministic (then q = 1: sample-and-match).
+
+    ``chances`` float32 [N], optional: the calibrated probability that each node is accepted given that its parent was
+    (1 for node 0). Hybrids weigh a drafter's nodes by it; without it they go by what they have seen of the drafter.
+    ``draft_cost``: what drafting took beforehand, in plain passes of the target; nothing for lookups.
     """
 
     tokens: IntArray
@@ -57,6 +61,8 @@ class Proposal:
     laws: dict[int, Law] | None = None
     passengers: Passengers | None = None
     source: str = ""  # set by hybrid drafters: who proposed, for statistics only
+    chances: FloatArray | None = None
+    draft_cost: float = 0.0
 
     @staticmethod
     def empty(pending: int) -> Proposal:
@@ -80,7 +86,8 @@ class Proposal:
             return self
         tree = self.tree.prefix(nodes)
         laws = None if self.laws is None else {n: law for n, law in self.laws.items() if n < nodes and tree.children[n]}
-        return Proposal(self.tokens[:nodes], tree, laws, None, self.source)
+        chances = None if self.chances is None else self.chances[:nodes]
+        return Proposal(self.tokens[:nodes], tree, laws, None, self.source, chances, self.draft_cost)
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from specrun.errors import BundleError
 
@@ -25,6 +25,11 @@ class Drafter(Protocol):
 
     ``rule`` verifies its proposals. ``taps`` names the target's residual streams it wants in ``Commit.hidden``, in
     order; empty when it needs none.
+
+    Members of a hybrid keep this protocol. A hybrid asks a member only where its draft may pay, so a member can go
+    many commits without a ``propose``: it catches up when it is asked next, not in ``observe``. The ``Commit`` that a
+    member sees carries the member's own proposal (None when it was not asked) and the verdict on it: ``path`` walks
+    the member's tree and ends where the emitted tokens leave it, so ``path`` may be shorter than ``Commit.tokens``.
     """
 
     name: str
@@ -44,9 +49,23 @@ class Drafter(Protocol):
         """The sequence is over: drops its state. Its lane in the target's cache may live on (chat)."""
 
 
+@runtime_checkable
+class Priced(Protocol):
+    """Optional, for drafters that run an engine: what a draft costs, before it is asked for."""
+
+    def draft_costs(self, length: int) -> list[float]:
+        """Cost of drafting each of ``length`` depths in turn, in plain target passes (the same batch, N = 1).
+
+        The first one includes what must be caught up on. Measured when the drafter is opened.
+        """
+
+
 @dataclass(frozen=True)
 class DraftContext:
-    """What a drafter is built from. Set by the engine when it opens a bundle."""
+    """What a drafter is built from. Set by the engine when it opens a bundle.
+
+    ``economics`` is the drafter's own part of the engine's (``Economics.of``): its pace and its acceptance rates.
+    """
 
     bundle: Bundle
     target: EngineRecord
@@ -69,5 +88,6 @@ def open_drafter(record: DrafterRecord, context: DraftContext) -> Drafter:
     if record.kind not in KINDS:
         raise BundleError(f"Drafter {record.name!r}: kind {record.kind!r} is unknown; this specrun runs {sorted(KINDS)}.")
     module, _, name = KINDS[record.kind].partition(":")
+    context = replace(context, economics=context.economics.of(record.name))
     drafter: Drafter = getattr(importlib.import_module(module), name).open(record, context)
     return drafter
