@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,9 @@ class Distribution:
     @property
     def probs(self) -> npt.NDArray[np.float64]:
         """float64 [K] (or [V] when dense): the probabilities, in the order of ``tokens``."""
-        return _float64(self.weights) / self.total
+        probs = _float64(self.weights)
+        probs /= self.total
+        return probs
 
     @staticmethod
     def point(token: int) -> Distribution:
@@ -82,7 +84,8 @@ class Distribution:
         Where the mass is 0 (equal laws, or equal up to rounding) the law returned is ``self``: a draw from it is what
         the residual's limit would be.
         """
-        left = self.probs * scale
+        left = self.probs
+        left *= scale
         if self.tokens is not None:
             left -= other.on(self.tokens)
         elif other.tokens is None:
@@ -107,7 +110,7 @@ class Distribution:
 
         A token of probability 0 is never returned: the sum must pass ``u`` strictly, at a positive weight.
         """
-        slot = _first_above(self.weights, u * self.total)
+        slot = running_index(self.weights, u * self.total, "right")
         return slot if self.tokens is None else int(self.tokens[slot])
 
 
@@ -115,18 +118,21 @@ def _float64(weights: Weights) -> npt.NDArray[np.float64]:
     return weights.astype(np.float64)
 
 
-def _first_above(weights: Weights, target: float) -> int:
-    """The first index whose running sum exceeds ``target``; the last positive weight when rounding leaves none."""
+def running_index(weights: Weights, target: float, side: Literal["left", "right"]) -> int:
+    """The first index whose running float64 sum reaches ``target`` (``left``) or exceeds it (``right``).
+
+    The last positive weight's index when rounding leaves none.
+    """
     start = 0
     if weights.size > 4 * BLOCK:
         whole = weights.size // BLOCK * BLOCK
         sums = np.cumsum(weights[:whole].reshape(-1, BLOCK).sum(axis=1, dtype=np.float64))
-        block = int(np.searchsorted(sums, target, side="right"))
+        block = int(np.searchsorted(sums, target, side=side))
         start = block * BLOCK
         target -= float(sums[block - 1]) if block else 0.0
         weights = weights[start : start + BLOCK] if start < whole else weights[start:]
     running = np.cumsum(weights, dtype=np.float64)
-    slot = int(np.searchsorted(running, target, side="right"))
+    slot = int(np.searchsorted(running, target, side=side))
     if slot == weights.size or weights[slot] == 0:
         slot = int(np.flatnonzero(weights)[-1])
     return start + slot

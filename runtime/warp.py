@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from specrun.distribution import Distribution
+from specrun.distribution import Distribution, running_index
 from specrun.errors import RequestError, UserError
 from specrun.proposal import FloatArray
 from specrun.sampling import SamplingParams
 from specrun.tree import IntArray
 
+DENSE = 8  # a law on more than an eighth of the vocabulary is kept dense
 COLDEST = 1e-30  # below it a temperature's reciprocal overflows float32; the law is the limit long before
 
 
@@ -92,8 +93,8 @@ def penalized(row: FloatArray, params: SamplingParams, history: History, path: S
 def warp(row: FloatArray, params: SamplingParams, history: History, path: Sequence[int] = ()) -> Distribution:
     """The law of the token that follows ``history`` and ``path``, given its logits [V].
 
-    Sparse where top-k, top-p or min-p cuts it, dense otherwise; greedy is all mass on the best logit, ties to the
-    lowest id. Tokens that tie with the last one kept are all kept, so the law never depends on a sort's order.
+    Sparse where top-k, top-p or min-p leave a short list, dense otherwise; greedy is all mass on the best logit, ties
+    to the lowest id. Tokens that tie with the last one kept are all kept: the law never depends on a sort's order.
     UserError when the logits hold NaN or +inf, or nothing but -inf.
     """
     logits = penalized(row, params, history, path)
@@ -110,10 +111,18 @@ def warp(row: FloatArray, params: SamplingParams, history: History, path: Sequen
         np.exp(weights, out=weights)
     floor = max(nucleus_floor(weights, params.top_p), np.float32(params.min_p))  # the best weight is exp(0) = 1
     if floor > 0:
-        kept = np.flatnonzero(weights >= floor)
-        weights, tokens = weights[kept], kept if tokens is None else tokens[kept]
+        weights, tokens = _cut(weights, tokens, floor)
     weights /= np.float32(weights.sum(dtype=np.float64))
     return Distribution(tokens, weights)
+
+
+def _cut(weights: FloatArray, tokens: IntArray | None, floor: np.float32) -> tuple[FloatArray, IntArray | None]:
+    """Only the weights from ``floor`` up; a long list stays dense, with zeros, which is cheaper to draw from."""
+    kept = weights >= floor
+    if tokens is None and np.count_nonzero(kept) > weights.size // DENSE:
+        return weights * kept, None
+    slots = np.flatnonzero(kept)
+    return weights[slots], slots if tokens is None else tokens[slots]
 
 
 def _finite_best(logits: FloatArray) -> np.float32:
@@ -135,7 +144,6 @@ def nucleus_floor(weights: npt.NDArray[np.float32], top_p: float) -> np.float32:
     if top_p >= 1:
         return np.float32(0)
     total = float(weights.sum(dtype=np.float64))
-    chosen = weights[weights > (1 - top_p) * total / weights.size * 0.999]
-    chosen = np.sort(chosen)[::-1]
-    reached = int(np.searchsorted(np.cumsum(chosen, dtype=np.float64), top_p * total, side="left"))
-    return np.float32(chosen[min(reached, chosen.size - 1)])
+    chosen = np.compress(weights > (1 - top_p) * total / weights.size * 0.999, weights)
+    chosen = -np.sort(np.negative(chosen, out=chosen))
+    return np.float32(chosen[running_index(chosen, top_p * total, "left")])

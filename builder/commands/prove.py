@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import click
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -31,30 +32,30 @@ def prove_command(path: Path | None, quick: bool) -> None:
 
 
 def report(certificate: Certificate, console: Console) -> None:
-    """Print the three tables and the conclusion."""
+    """Print a table a rule, the lossy rule, the controls, and the conclusion."""
     proved, caught = certificate.proved, certificate.controls
-    console.print(_table(f"Lossless rules: total variation must be at most {TOLERANCE:g}", proved, "lossless"))
-    console.print(_table("Lossy by design: opt-in, and named so in every report", certificate.lossy, None))
-    console.print(_table("Controls: broken on purpose, and must be detected", caught, "detected"))
+    for scheme in dict.fromkeys(finding.scheme for finding in proved):
+        console.print(_table(scheme, "case", [(f.case, f) for f in proved if f.scheme == scheme], "lossless"))
+    for finding in certificate.lossy:
+        console.print(_table(finding.scheme, "case", [(finding.case, finding)], None))
+    console.print(_table("controls, broken on purpose", "variant", [(f.scheme, f) for f in caught], "detected"))
     worst = max(finding.total_variation for finding in proved)
     held, seen = sum(f.lossless for f in proved), sum(f.detected for f in caught)
     console.print(
-        f"{held} of {len(proved)} lossless (largest total variation {worst:.1e}, "
-        f"{sum(f.outcomes for f in proved)} branches); {seen} of {len(caught)} broken variants detected.",
+        f"{held} of {len(proved)} lossless: total variation at most {worst:.1e} (limit {TOLERANCE:g}) over "
+        f"{sum(f.outcomes for f in proved)} branches; {seen} of {len(caught)} broken variants detected.",
         soft_wrap=True,
     )
 
 
-def _table(title: str, findings: list[Finding], verdict: str | None) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in ("rule", "case"):
-        table.add_column(heading)
-    for heading in ("total variation", "mean accepted", "branches"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for f in findings:
-        distance = f"{f.total_variation:.1e}" if f.reused is None else f"draw reused: {f.reused}"
-        mark = "" if verdict is None else verdict if getattr(f, verdict) else f"[red]NOT {verdict}[/red]"
-        accepted = f"{f.accepted:.3f}" if f.reused is None else ""
-        table.add_row(f.scheme, f.case, distance, accepted, str(f.outcomes), mark)
+def _table(title: str, heading: str, rows: list[tuple[str, Finding]], verdict: str | None) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column(heading, min_width=30)
+    for name in ("TV", "accepted", "branches", verdict or "lossless"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, f in rows:
+        reused = f.reused is not None
+        mark = "no" if verdict is None else "yes" if getattr(f, verdict) else "[red]NO[/red]"
+        distance, accepted = ("reuse", "") if reused else (f"{f.total_variation:.1e}", f"{f.accepted:.3f}")
+        table.add_row(name, distance, accepted, str(f.outcomes), mark)
     return table

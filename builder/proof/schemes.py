@@ -68,7 +68,7 @@ def controls() -> list[tuple[Scheme, Case]]:
             pair,
         ),
         _control("subtracts only the token", broken.SubtractsTheToken(), without, pair),
-        _control("unconditional q without replacement", broken.UnconditionalLaw(), without, pair),
+        _control("unconditional q, no replacement", broken.UnconditionalLaw(), without, pair),
         _control("returned q is not the drawn q", tokenwise, broken.HotterLaw(draw_with_replacement), CHAIN),
         _control("trimmed by the drawn token", tokenwise, broken.TrimmedByToken(draw_with_replacement), CHAIN),
         _control("rejection draws from p", broken.DrawsFromTarget(), with_, CHAIN),
