@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-
 from specrun.proposal import Proposal
 from specrun.rules import SampleAndMatch
 from specrun.tree import DraftTree
