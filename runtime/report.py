@@ -11,11 +11,6 @@ from specrun.sequence import Statistics, TokenLogprob
 from specrun.text import Text
 
 
-def depth_rates(stats: Statistics) -> list[float]:
-    """Acceptance at each depth of the draft, given that everything above it was accepted."""
-    return [taken / offered if offered else 0.0 for offered, taken in zip(stats.offered, stats.taken, strict=True)]
-
-
 def law_of(rule: Rule) -> str:
     """How the output relates to the target's own, in words; part of every output that mentions speed."""
     if rule.lossless:
@@ -33,7 +28,7 @@ def stats_lines(stats: Statistics, drafter: str, rule: Rule) -> list[str]:
     drafts = f"drafter: {drafter} ({law_of(rule)})"
     if stats.drafted:
         drafts += f"; {stats.drafted} drafted, {stats.accepted} accepted ({stats.acceptance:.0%})"
-        rates = " ".join(f"{rate:.2f}" for rate in depth_rates(stats))
+        rates = " ".join("-" if rate is None else f"{rate:.2f}" for rate in stats.acceptance_by_depth)
         lines.append(f"acceptance by depth: {rates}")
     return [*lines[:2], drafts, *lines[2:]]
 
@@ -45,7 +40,7 @@ def stats_to_json(stats: Statistics) -> dict[str, Any]:
         "tokens_per_second": stats.tokens_per_second,
         "tokens_per_pass": stats.tokens_per_pass,
         "acceptance": stats.acceptance,
-        "acceptance_by_depth": depth_rates(stats),
+        "acceptance_by_depth": stats.acceptance_by_depth,
     }
 
 

@@ -58,6 +58,11 @@ class Statistics:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
+    def acceptance_by_depth(self) -> list[float | None]:
+        """Acceptance at depth i + 1 given that all above it was accepted; None where nothing was judged."""
+        return [taken / offered if offered else None for offered, taken in zip(self.offered, self.taken, strict=True)]
+
+    @property
     def tokens_per_second(self) -> float:
         """Decode speed: tokens after the first over the time they took."""
         return (self.emitted - 1) / self.decode_seconds if self.decode_seconds else 0.0

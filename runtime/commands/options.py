@@ -73,12 +73,17 @@ def read_text(source: Path | None, stdin: Callable[[], bytes]) -> str:
     name = "stdin" if source is None or str(source) == "-" else str(source)
     try:
         data = stdin() if name == "stdin" else Path(name).read_bytes()
-        text = data.decode("utf-8")
     except OSError as error:
         raise RequestError(f"{name}: cannot be read ({error.strerror}). Check the path.") from None
+    return utf8_text(data, name).removesuffix("\n").removesuffix("\r")
+
+
+def utf8_text(data: bytes, name: str) -> str:
+    """``data`` decoded; RequestError names where it is not UTF-8."""
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"{name}: not valid UTF-8 at byte {error.start}. Convert it to UTF-8 text.") from None
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _bias(text: str) -> tuple[int, float]:
