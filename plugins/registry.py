@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from specrun.plugins.commit_rows.contract import CONTRACT as COMMIT_ROWS
 from specrun.plugins.compile import KernelSpec
 from specrun.plugins.contract import Bound, OpContract
+from specrun.plugins.draft_tree.contract import CANDIDATES, CHILDREN, FRONTIER, RERANK
 from specrun.plugins.gather_rows.contract import CONTRACT as GATHER_ROWS
 from specrun.plugins.tree_attention.contract import MERGE, SPLIT
 
@@ -31,6 +33,11 @@ class Op:
 
 
 _ALL = (
+    Op(CANDIDATES, "draft_tree", "candidates_spec"),
+    Op(CHILDREN, "draft_tree", "children_spec"),
+    Op(FRONTIER, "draft_tree", "frontier_spec"),
+    Op(RERANK, "draft_tree", "rerank_spec"),
+    Op(COMMIT_ROWS, "commit_rows"),
     Op(GATHER_ROWS, "gather_rows"),
     Op(SPLIT, "tree_attention", "split_spec"),
     Op(MERGE, "tree_attention", "merge_spec"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from specrun.plugins.compile import KernelSpec, parameters_of, sizes_of
 from specrun.plugins.contract import Bound
 from specrun.plugins.gather_rows.contract import CONTRACT

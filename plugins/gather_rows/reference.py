@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from specrun.plugins.errors import ContractError
 from specrun.plugins.gather_rows.contract import CONTRACT
 

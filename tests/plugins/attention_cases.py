@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+
 from specrun.plugins.registry import OPS
 from specrun.plugins.tree_attention.contract import tile_rows
-
 from tests.plugins.interpreter import Interpreter
 
 CACHES = ("key_cache", "value_cache")

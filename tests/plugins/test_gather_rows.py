@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import pytest
+
 from specrun.plugins.errors import ContractError
 from specrun.plugins.gather_rows.reference import gather_rows
 from specrun.plugins.registry import OPS
-
 from tests.compare import assert_equal
 from tests.plugins.interpreter import Interpreter
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from specrun.plugins.errors import ContractError
 from specrun.plugins.registry import OPS
 from specrun.plugins.tree_attention.contract import MERGE, SPLIT, split_count, tile_rows
 from specrun.plugins.tree_attention.reference import merge, tree_attention
-
 from tests.compare import TOLERANCE, assert_close, assert_equal
 from tests.plugins.attention_cases import CACHES, Case, attributes_of, inputs_of, mask_of, run_kernels
 from tests.plugins.interpreter import Interpreter
