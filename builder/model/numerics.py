@@ -7,11 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 import onnx_ir as ir
 from specbuild.checkpoint import check_finite
-from specbuild.model.graph import DTYPES, GraphBuilder
+from specbuild.model.graph import DTYPES, MICROSOFT, GraphBuilder
+from specbuild.model.quantize import BLOCK, code_shape, quantize
 from specbuild.model.weights import Weight
 from specrun.errors import CheckpointError
 
 FLOAT16_MAX = 65504.0
+HEAD_BITS = 8
 
 
 class Numerics(Protocol):
@@ -57,6 +59,69 @@ class Dense:
 
     def _read(self, weight: Weight) -> np.ndarray:
         return finite(weight, DTYPES[self.dtype])
+
+
+class Blocked(Dense):
+    """Linear weights as integers in blocks of 32, computed in float32 by products that round activations to 8 bits.
+
+    The embedding and the LM head keep 8 bits at either precision, stored once where they are tied: measured on the
+    demo model, a 4-bit head costs a fifth more divergence from float32 (KL) and saves less than a tenth of a step.
+
+    ONNX Runtime computes a row with the same bits in every pass of two rows or more, but not in a pass of one:
+    hence ``min_rows``.
+    """
+
+    min_rows = 2
+
+    def __init__(self, bits: int) -> None:
+        super().__init__(f"int{bits}", ir.DataType.FLOAT)
+        self.bits = bits
+
+    def linear(self, g: GraphBuilder, x: ir.Value, weight: Weight) -> ir.Value:
+        return self._product(g, x, weight, self.bits)
+
+    def embedding(self, g: GraphBuilder, tokens: ir.Value, weight: Weight) -> ir.Value:
+        hidden = weight.shape[1]
+        if hidden % BLOCK:
+            return super().embedding(g, tokens, weight)
+        codes, scales = self._codes(g, weight, HEAD_BITS)
+        scales = g.op("Unsqueeze", scales, g.constant([2]))
+        layout = {"gather_axis": 0, "quantize_axis": 2, "block_size": BLOCK, "bits": HEAD_BITS}
+        blocks = g.op("GatherBlockQuantized", codes, tokens, scales, domain=MICROSOFT, **layout)
+        return g.op("Reshape", blocks, g.constant([0, 0, hidden]))
+
+    def head(self, g: GraphBuilder, rows: ir.Value, weight: Weight) -> ir.Value:
+        return self._product(g, rows, weight, HEAD_BITS)
+
+    def _product(self, g: GraphBuilder, x: ir.Value, weight: Weight, bits: int) -> ir.Value:
+        rows, columns = weight.shape
+        layout = {"K": columns, "N": rows, "bits": bits, "block_size": BLOCK, "accuracy_level": 4}
+        return g.op("MatMulNBits", x, *self._codes(g, weight, bits), domain=MICROSOFT, **layout)
+
+    def _codes(self, g: GraphBuilder, weight: Weight, bits: int) -> tuple[ir.Value, ir.Value]:
+        shape = code_shape((weight.shape[0], weight.shape[1]), bits)
+        memory = _OneQuantization(weight, bits)
+        codes = g.weight(f"{weight.name}.int{bits}", shape, memory.codes, ir.DataType.UINT8)
+        return codes, g.weight(f"{weight.name}.int{bits}.scales", shape[:2], memory.scales)
+
+
+class _OneQuantization:
+    """Quantizes a weight when its codes are written and keeps the scales for the moment right after."""
+
+    def __init__(self, weight: Weight, bits: int) -> None:
+        self.weight, self.bits = weight, bits
+        self._scales: np.ndarray | None = None
+
+    def codes(self) -> np.ndarray:
+        codes, self._scales = quantize(finite(self.weight, np.float32), self.bits)
+        return codes
+
+    def scales(self) -> np.ndarray:
+        if self._scales is None:
+            self.codes()
+        scales, self._scales = self._scales, None
+        assert scales is not None
+        return scales
 
 
 def finite(weight: Weight, dtype: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import onnxruntime as ort
 from specbuild.model.blocks import Blocks, EngineDescription
 from specbuild.model.graph import GraphBuilder
 from specbuild.model.lowering_portable import PortableLowering
-from specbuild.model.numerics import Dense, Numerics
+from specbuild.model.numerics import Blocked, Dense, Numerics
 from specbuild.progress import Progress
 from specbuild.targets.onnx_files import save_model, weight_bytes
 from specrun.bundle import CacheShape, EngineRecord, Limits
@@ -19,7 +19,11 @@ from specrun.errors import CompileError
 def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int) -> CpuTarget:
     if variants:
         raise CompileError(f"Target cpu: found variant {variants[0]!r}; one engine serves every CPU. Say just `cpu`.")
-    numerics = {None: Dense("fp32", ir.DataType.FLOAT)}
+    numerics: dict[str | None, Numerics] = {
+        None: Dense("fp32", ir.DataType.FLOAT),
+        "int4": Blocked(4),
+        "int8": Blocked(8),
+    }
     if quantize not in numerics:
         known = ", ".join(str(name) for name in numerics if name)
         raise CompileError(
