@@ -33,3 +33,13 @@ def _own_cache(tmp_path_factory, monkeypatch, request) -> None:
     """Measured pass costs go to a directory of the test run, not to the user's cache (the demo model stays there)."""
     if "demo_gguf" not in request.fixturenames:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(scope="session")
+def demo_bundle(demo_gguf, tmp_path_factory) -> Path:
+    """The demo model compiled for the CPU in fp32."""
+    from specbuild.compile import compile_bundle
+
+    path = tmp_path_factory.mktemp("demo") / "fp32.bundle"
+    compile_bundle(demo_gguf, path)
+    return path
