@@ -282,11 +282,11 @@ class Engine:
             raise BundleError(f"Engine {name!r}: a decoder without a cache shape. Compile the bundle again.")
         limits = self.manifest.limits
         cache = KVCache(record.cache, self._device, limits.max_batch, self.max_length, limits.max_nodes)
-        return Decoder(record, open_session(self.bundle, record, self._threads), self._device, cache)
+        return Decoder(record, open_session(self.bundle, record, self._device, self._threads), self._device, cache)
 
     def _open_heads(self, name: str) -> Heads:
         record = self._record(name, "heads")
-        return Heads(record, open_session(self.bundle, record, self._threads), self._device)
+        return Heads(record, open_session(self.bundle, record, self._device, self._threads), self._device)
 
     def _record(self, name: str, kind: str) -> EngineRecord:
         record = self.manifest.engine(name)

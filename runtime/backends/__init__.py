@@ -31,9 +31,9 @@ def open_device(target: str) -> Device:
     return device
 
 
-def open_session(bundle: Bundle, record: EngineRecord, threads: int | None = None) -> Session:
-    """Opens one engine of a bundle. Raises BundleError when this machine cannot run it."""
-    session: Session = _module(record.target).open_session(bundle, record, threads)
+def open_session(bundle: Bundle, record: EngineRecord, device: Device, threads: int | None = None) -> Session:
+    """Opens one engine of a bundle on ``device``. Raises BundleError when this machine cannot run it."""
+    session: Session = _module(record.target).open_session(bundle, record, device, threads)
     return session
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from specrun.bundle import Bundle, EngineRecord
+from specrun.device import Device
 from specrun.device.host import HostDevice
 from specrun.errors import BundleError
 
@@ -21,7 +22,7 @@ def open_device() -> HostDevice:
     return HostDevice()
 
 
-def open_session(bundle: Bundle, record: EngineRecord, threads: int | None) -> OrtSession:
+def open_session(bundle: Bundle, record: EngineRecord, device: Device, threads: int | None) -> OrtSession:
     """``threads``: None takes the cores this process may use."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or usable_cores()
