@@ -98,7 +98,7 @@ class Loop:
 
     def commit(self, sequence: Sequence, proposal: Proposal, verdict: Verdict, output: PassOutput, row: int) -> None:
         """Keeps the accepted rows and tells the drafter. The target's cache then holds all tokens but the last."""
-        sequence.stats.count(int(proposal.tree.depths[-1]), verdict, proposal.drafted)
+        sequence.stats.count(int(proposal.tree.depths.max()), verdict, proposal.drafted)
         nodes = proposal.tree.size + (proposal.passengers.tokens.size if proposal.passengers else 0)
         economics = self.economics.of(sequence.drafter.name)
         economics.observe_pass(nodes, len(verdict.tokens), proposal.draft_cost)

@@ -9,6 +9,7 @@ from specrun.proposal import Proposal
 from specrun.sampling import SamplingParams
 from specrun.sequence import Sequence
 
+from specrun.tree import DraftTree
 from tests.runtime.scripted import Scripted, nothing, oracle_chain, random_tree, wrong_chain
 from tests.runtime.tiny_engine import TinyEngine
 
@@ -243,6 +244,21 @@ def test_no_lane_left_is_refused_before_compute(engine):
     with pytest.raises(CapacityError, match="lanes"):
         loop.admit(sequence(engine, PROMPT, nothing()))
     assert len(loop.active) == 1
+
+
+def test_counters_know_a_trees_deepest_node(engine):
+    """The last node need not be the deepest one: depths are counted to the tree's own depth."""
+    answer = plain(engine, PROMPT).output
+
+    def draft(s, budget):
+        at = len(s.output)
+        right = (answer + [0] * 4)[at : at + 3]
+        wrong = (right[0] + 1) % 32
+        return Proposal(np.array([s.pending, *right, wrong]), DraftTree(np.array([-1, 0, 1, 2, 0]))).prefix(budget + 1)
+
+    (s,) = finish(engine.loop(), sequence(engine, PROMPT, Scripted(draft)))
+    assert len(s.stats.offered) == 3 and s.stats.taken[2] >= s.stats.passes - 1
+    assert s.output == answer
 
 
 def test_changing_draft_lengths(engine):
