@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from string import Formatter
 from typing import Any
 
 from specrun.plugins.errors import ContractError
@@ -64,12 +65,16 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition between several dimensions and attributes; ``found`` is a format string over their names."""
+    """A condition between dimensions and attributes; ``found`` is a format string over the names that it is about."""
 
     argument: str
     found: str
     supported: str
     holds: Callable[[Mapping[str, Any]], bool]
+
+    @property
+    def names(self) -> set[str]:
+        return {name for _, name, _, _ in Formatter().parse(self.found) if name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class OpContract:
         for variable, allowed in self.types.items():
             if variable not in types:
                 types[variable] = self._dtype_attribute(variable, allowed, bound.attributes)
-        self._check_limits(bound)
+        self.check_known(bound)
         return bound
 
     def check_outputs(self, arguments: Mapping[str, Any], bound: Bound) -> None:
@@ -169,6 +174,16 @@ class OpContract:
                 raise ContractError(self.name, name, "nothing", f"a value: {attribute.meaning}")
         return {name: attributes.get(name, attribute.default) for name, attribute in known.items()}
 
+    def check_known(self, bound: Bound) -> None:
+        """Refuse sizes and attributes outside the limits and rules; those that ``bound`` leaves open are not judged."""
+        values = bound.values
+        for name, limit in self.limits.items():
+            if name in values and not limit.admits(values[name]):
+                raise ContractError(self.name, name, f"{name} = {values[name]}", str(limit))
+        for rule in self.rules:
+            if rule.names <= values.keys() and not rule.holds(values):
+                raise ContractError(self.name, rule.argument, rule.found.format(**values), rule.supported)
+
     def _bind_type(self, tensor: Tensor, found: str, types: dict[str, str]) -> None:
         allowed = self.types.get(tensor.type, (tensor.type,))
         if found not in allowed:
@@ -194,11 +209,3 @@ class OpContract:
             raise ContractError(self.name, variable, repr(value), " or ".join(allowed))
         return value
 
-    def _check_limits(self, bound: Bound) -> None:
-        values = bound.values
-        for name, limit in self.limits.items():
-            if not limit.admits(values[name]):
-                raise ContractError(self.name, name, f"{name} = {values[name]}", str(limit))
-        for rule in self.rules:
-            if not rule.holds(values):
-                raise ContractError(self.name, rule.argument, rule.found.format(**values), rule.supported)

@@ -76,7 +76,7 @@ class _Plugin:
         """The outputs' descriptions: shapes as expressions of the inputs' shapes, types, aliases."""
         import tensorrt.plugin as trtp
 
-        symbols, types = self._symbols(arguments), self._types(arguments)
+        types, symbols = self._types(arguments), self._symbols(arguments)
         described = []
         for tensor in self.contract.outputs:
             if tensor.aliases is not None:
@@ -103,6 +103,7 @@ class _Plugin:
         symbols = self._symbols(arguments)
         attributes = {a.name: arguments[a.name] for a in self.contract.attributes}
         bound = Bound(self._static_sizes(symbols), self._types(arguments), self.contract.check_attributes(attributes))
+        self.contract.check_known(bound)
         spec = self.spec(bound)
         compiled = compile_kernel(spec, arguments[ARCHITECTURE])
         sizes = [symbols[p.name] for p in spec.parameters if not p.pointer]
@@ -119,7 +120,11 @@ class _Plugin:
         """Every dimension as an expression, every integer attribute as a number."""
         symbols: dict[str, Any] = {a.name: arguments[a.name] for a in self.contract.attributes}
         for tensor in self.contract.inputs:
-            for name, expression in zip(tensor.shape, arguments[tensor.name].shape_expr, strict=True):
+            expressions = arguments[tensor.name].shape_expr
+            if len(expressions) != len(tensor.shape):
+                supported = f"{len(tensor.shape)}: [{', '.join(map(str, tensor.shape))}]"
+                raise ContractError(self.contract.name, tensor.name, f"{len(expressions)} dimensions", supported)
+            for name, expression in zip(tensor.shape, expressions, strict=True):
                 if isinstance(name, str):
                     symbols.setdefault(name, expression)
         return symbols
