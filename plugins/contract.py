@@ -208,4 +208,3 @@ class OpContract:
         if value not in allowed:
             raise ContractError(self.name, variable, repr(value), " or ".join(allowed))
         return value
-

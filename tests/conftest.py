@@ -19,7 +19,6 @@ def demo_gguf() -> Path:
 def tiny_bundle(tmp_path_factory) -> Path:
     """A compiled cpu bundle of a tiny random Llama. Tests copy it before they change it."""
     from specbuild.compile import compile_bundle
-
     from tests.builder.tiny import write_tiny_checkpoint
 
     root = tmp_path_factory.mktemp("tiny")

@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorrt as trt
 import tensorrt.plugin as trtp
-from specrun.plugins.registration import ARCHITECTURE, _tensorrt_type
-from specrun.plugins.registry import register_all
 from tensorrt.plugin._lib import QDP_REGISTRY
 from tensorrt.plugin._tensor import ShapeExpr, ShapeExprs, SymIntExpr
 
+from specrun.plugins.registration import ARCHITECTURE, _tensorrt_type
+from specrun.plugins.registry import register_all
 from tests.plugins.variants import VARIANTS, Variant
 
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from specrun.plugins.compile import compile_kernel, entry_signature
 from specrun.plugins.registry import OPS
-
 from tests.plugins.variants import VARIANTS, Variant
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,16 @@ def _lay_out_bindings(folder: Path) -> None:
     compiler = shutil.which("cc")
     if libraries is None or libraries.origin is None or compiler is None:
         pytest.skip("needs the package tensorrt-rtx-cu13 and a C compiler")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(folder), "tensorrt-cu13-bindings==11.4.*"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "-d",
+        str(folder),
+        "tensorrt-cu13-bindings==11.4.*",
+    ]
     download = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if download.returncode:
         pytest.skip(f"the package index is out of reach: {download.stderr.strip()[-200:]}")
