@@ -93,7 +93,9 @@ class ModelConfig:
         names = {f.name for f in fields(cls)}
         if set(data) != names:
             raise CheckpointError(f"model configuration: fields {sorted(set(data) ^ names)} are unknown or missing")
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+        }
         return cls(**values | {"rope": RopeConfig.from_json(data["rope"])})
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from specrun.errors import CheckpointError
 
 Frequencies = tuple[np.ndarray, float]

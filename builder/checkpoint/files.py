@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+
 from specbuild.checkpoint.weights import BFLOAT16, WeightSource
 from specrun.errors import CheckpointError
 
@@ -116,7 +117,7 @@ def _safetensors_source(path: Path, handle: Any, name: str) -> WeightSource:
 
     def load(rows: slice) -> np.ndarray:
         whole = not shape or rows.indices(shape[0]) == (0, shape[0], 1)
-        return handle.get_tensor(name) if whole else handle.get_slice(name)[rows]
+        return np.asarray(handle.get_tensor(name) if whole else handle.get_slice(name)[rows])
 
     return WeightSource(name, shape, _SAFETENSORS_DTYPES[code], load)
 
@@ -161,7 +162,7 @@ def _torch_source(name: str, tensor: Any) -> WeightSource:
 
     def load(rows: slice) -> np.ndarray:
         part = (tensor[rows] if tensor.dim() else tensor).detach().contiguous()
-        return part.view(torch.int16).numpy().view(BFLOAT16) if bfloat else part.numpy()
+        return np.asarray(part.view(torch.int16).numpy().view(BFLOAT16) if bfloat else part.numpy())
 
     return WeightSource(name, tuple(tensor.shape), dtype, load)
 

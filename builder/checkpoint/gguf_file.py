@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
+
 from specbuild.checkpoint.files import shorten
 from specbuild.checkpoint.gguf_tokenizer import gguf_tokenizer
 from specbuild.checkpoint.tokenizer import TokenizerAssets
@@ -68,7 +69,7 @@ def read_gguf(
 class _Reader(GGUFReader):
     """Keeps the map as a plain array: np.memmap's bookkeeping at each slice triples the time to read a vocabulary."""
 
-    @property
+    @property  # type: ignore[override]
     def data(self) -> np.ndarray:
         return self._data
 
@@ -232,7 +233,7 @@ def _source(name: str, tensor: Any, permuted_heads: int | None) -> WeightSource:
         data = tensor.data[rows] if order is None else tensor.data[order[rows]]
         if kind in _PLAIN_TYPES:
             # gguf hands out bfloat16 as raw bytes; the arrays are views of a read-only map
-            return data.view(_PLAIN_TYPES[kind])
+            return np.asarray(data.view(_PLAIN_TYPES[kind]))
         return _dequantized(data, kind, shape[-1])
 
     return WeightSource(name, shape, _PLAIN_TYPES.get(kind, np.dtype(np.float32)), load)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
 from specbuild.checkpoint.tokenizer import TokenizerAssets
 from specrun.errors import CheckpointError
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 if TYPE_CHECKING:
     from specbuild.checkpoint.gguf_file import Metadata

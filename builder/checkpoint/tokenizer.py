@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from specbuild.checkpoint.files import read_json
 from specrun.errors import CheckpointError
-from tokenizers import Tokenizer
 
 # What generation_config.json may say about sampling; the rest of that file is about transformers itself.
 GENERATION_KEYS = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")

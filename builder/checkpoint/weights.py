@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
+
 from specrun.errors import CheckpointError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

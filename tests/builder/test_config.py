@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
+
 from specbuild.config import FAMILIES, ModelConfig
 from specrun.errors import CheckpointError
-from transformers import AutoConfig
 
 BASE = {
     "hidden_size": 64,

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from specbuild.config import ModelConfig
-from specbuild.rope import RopeConfig
-from specrun.errors import CheckpointError
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+from specbuild.config import ModelConfig
+from specbuild.rope import RopeConfig
+from specrun.errors import CheckpointError
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -14,9 +14,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from specbuild.checkpoint.layout import expected_shapes
 from specbuild.config import ModelConfig
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3")
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

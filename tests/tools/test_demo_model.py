@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specrun.errors import UserError
 
+from specrun.errors import UserError
 from tools import demo_model
 
 CONTENT = b"GGUF and then weights"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from gguf import GGUFReader
+
 from specbuild.checkpoint.gguf_file import open_reader
 
 

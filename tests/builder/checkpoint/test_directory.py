@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from specbuild.checkpoint import open_checkpoint, open_tensors
-from specrun.errors import CheckpointError
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specbuild.checkpoint import open_checkpoint, open_tensors
+from specrun.errors import CheckpointError
 from tests.builder.tiny import CHAT_TEMPLATE, FAMILIES, write_tiny_checkpoint
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -184,3 +186,24 @@ def test_chat_template_places(stored: dict[str, Any], expected: str | None, jinj
     if jinja:
         (tmp_path / "chat_template.jinja").write_text(jinja)
     assert open_checkpoint(tmp_path).tokenizer.chat_template == (jinja or expected)
+
+
+@pytest.mark.parametrize("in_file", [False, True], ids=["plain file", "file adds BOS"])
+@pytest.mark.parametrize(
+    "keys", [{}, {"add_bos_token": True}, {"add_bos_token": False, "add_eos_token": True}], ids=str
+)
+def test_tokenizer_json_alone_decides_about_bos_as_in_transformers(
+    in_file: bool, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    write_tiny_checkpoint(tmp_path, "llama")
+    if in_file:
+        tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        bos = "<|endoftext|>"
+        tokenizer.post_processor = TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, 0)])
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, **keys}))
+    ours, theirs = open_checkpoint(tmp_path).tokenizer, AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("", "a quick fox"):
+        assert ours.tokenizer.encode(text).ids == theirs(text).input_ids
+    assert ours.add_bos == in_file

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+
 from specbuild.checkpoint import check_finite, open_checkpoint, open_tensors
 from specrun.errors import CheckpointError
-
 from tests.builder.tiny import tiny_tokenizer, write_tiny_checkpoint
 
 SHARD = "model-00002-of-00003.safetensors"

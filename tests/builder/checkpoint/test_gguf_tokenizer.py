@@ -11,12 +11,12 @@ import regex
 from gguf import GGUFReader
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from specbuild.checkpoint import open_checkpoint
-from specbuild.checkpoint.gguf_file import Metadata
-from specbuild.checkpoint.gguf_tokenizer import _PRE_TOKENIZERS, gguf_tokenizer
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
+from specbuild.checkpoint import open_checkpoint
+from specbuild.checkpoint.gguf_file import Metadata
+from specbuild.checkpoint.gguf_tokenizer import _PRE_TOKENIZERS, gguf_tokenizer
 from tests.builder.tiny import tiny_tokenizer, write_tiny_checkpoint
 from tests.builder.tiny_gguf import write_tiny_gguf
 
