@@ -1,10 +1,10 @@
 """TensorRT registration of every op, exercised as far as public packages allow on a machine without a GPU.
 
-Executed here: the public bindings of TensorRT 11 (the Python half and its compiled module) are imported over the libraries
-of TensorRT for RTX, under the names that the bindings ask for. The decorators validate every op's signatures; creators
-appear in the plugin registry; ahead-of-time plugins are created through them and give their output types; shape, type,
-alias, launch and kernel functions are called with what a builder would pass, and what they return is compared with the
-contract, with our own launcher's geometry and with the entry that the PTX declares.
+Executed here: the public bindings of TensorRT 11 (the Python half and its compiled module) are imported over the
+libraries of TensorRT for RTX, under the names that the bindings ask for. The decorators validate every op's signatures;
+creators appear in the plugin registry; ahead-of-time plugins are created through them and give their output types;
+shape, type, alias, launch and kernel functions are called with what a builder would pass, and what they return is
+compared with the contract, with our own launcher's geometry and with the entry that the PTX declares.
 
 Not executed here, because the libraries of RTX have no plugins and those of TensorRT are on no public index:
 adding a plugin to a network, building an engine with one, autotuning on a device, and running one. TensorRT's own
