@@ -1,0 +1,106 @@
+"""Trained drafters written in the public formats, half precision, with the configuration their loaders expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from train.drafters import DraftModel, Drafter, Eagle, Eagle3, Medusa
+from train.target import Shape
+
+Weights = dict[str, Tensor]
+
+
+def _llama(shape: Shape, architecture: str, layers: int) -> dict[str, object]:
+    return {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "num_hidden_layers": layers,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "vocab_size": shape.vocabulary,
+        "torch_dtype": "float16",
+    }
+
+
+def _plain(drafter: Drafter) -> Weights:
+    return {name: tensor.detach() for name, tensor in drafter.state_dict().items()}
+
+
+def eagle3(drafter: Eagle3, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
+    """SafeAILab's layout: offsets in ``d2t``, the target's LM-head rows of the draft vocabulary, no embedding."""
+    shape = drafter.shape
+    in_draft = torch.zeros(shape.vocabulary, dtype=torch.bool)
+    in_draft[draft_ids] = True
+    weights = _plain(drafter) | {
+        "lm_head.weight": drafter.frozen[1][draft_ids],
+        "d2t": draft_ids - torch.arange(len(draft_ids)),
+        "t2d": in_draft,
+    }
+    config = _llama(shape, "LlamaForCausalLMEagle3", 1) | {
+        "draft_vocab_size": len(draft_ids),
+        "target_hidden_size": shape.hidden,
+        "num_aux_hidden_states": 3,
+        "norm_before_residual": False,
+        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(shape.taps())},
+    }
+    return weights, config
+
+
+def eagle(drafter: Eagle, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
+    """The EAGLE-1 layout: ``fc`` and ``layers.0`` without input norm; embedding and LM head are the target's."""
+    return _plain(drafter), _llama(drafter.shape, "LlamaForCausalLMEagle", 1) | {"bias": False}
+
+
+def medusa(drafter: Medusa, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
+    """``{head}.{block}.linear.*``; a head without an LM head of its own uses the target's."""
+    weights = {name.removeprefix("heads."): tensor for name, tensor in _plain(drafter).items()}
+    blocks = len(next(iter(drafter.heads)))
+    config: dict[str, object] = {
+        "architectures": ["MedusaModel"],
+        "medusa_num_heads": len(drafter.heads),
+        "medusa_num_layers": blocks,
+        "hidden_size": drafter.shape.hidden,
+        "vocab_size": drafter.shape.vocabulary,
+        "borrow_lm_head": True,
+        "torch_dtype": "float16",
+    }
+    return weights, config
+
+
+def draft_model(drafter: DraftModel, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
+    """The Hugging Face Llama layout less ``embed_tokens`` and ``lm_head``, which are the target's."""
+    weights = {f"model.{name}": tensor for name, tensor in _plain(drafter).items()}
+    config = _llama(drafter.shape, "LlamaForCausalLM", len(drafter.layers))
+    return weights, config | {"tie_word_embeddings": True, "borrow_embeddings": True}
+
+
+WRITERS: dict[type[Drafter], Callable[..., tuple[Weights, dict[str, object]]]] = {
+    Eagle3: eagle3,
+    Eagle: eagle,
+    Medusa: medusa,
+    DraftModel: draft_model,
+}
+
+
+def write(drafter: Drafter, draft_ids: Tensor, base_model: str, folder: Path) -> None:
+    """Write ``model.safetensors`` (``medusa_lm_head.safetensors`` for Medusa) and ``config.json`` into ``folder``."""
+    weights, config = WRITERS[type(drafter)](drafter, draft_ids)
+    halves = {
+        name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous() for name, tensor in weights.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "medusa_lm_head.safetensors" if isinstance(drafter, Medusa) else "model.safetensors"
+    save_file(halves, folder / name, metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"base_model_name_or_path": base_model}, indent=2) + "\n")
