@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train.modules import DecoderLayer, FusionLayer, Norm
-from train.shards import Rows
-from train.target import Rope, Shape, Target
+from tools.train.modules import DecoderLayer, FusionLayer, Norm
+from tools.train.shards import Rows
+from tools.train.target import Rope, Shape, Target
 
 Past = list[tuple[Tensor, Tensor]]
 

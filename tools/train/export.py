@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from train.drafters import DraftModel, Drafter, Eagle, Eagle3, Medusa
-from train.target import Shape
+from tools.train.drafters import DraftModel, Drafter, Eagle, Eagle3, Medusa
+from tools.train.target import Shape
 
 Weights = dict[str, Tensor]
 

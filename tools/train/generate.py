@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from train.target import Cache, Target
+from tools.train.target import Cache, Target
 
 Report = Callable[[int, int], None]
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.drafters import Drafter, Kind
-from train.objective import (
+from tools.train.drafters import Drafter, Kind
+from tools.train.objective import (
     Acceptance,
     Vocabulary,
     depth_losses,
@@ -22,7 +22,7 @@ from train.objective import (
     sampled_vocabulary,
     total_loss,
 )
-from train.shards import HiddenCache, Rows, epochs
+from tools.train.shards import HiddenCache, Rows, epochs
 
 HELD_OUT_EVERY = 40
 

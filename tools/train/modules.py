@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train.target import Rope, Shape
+from tools.train.target import Rope, Shape
 
 
 class Norm(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from train.drafters import Drafter, shifted
-from train.shards import Rows
+from tools.train.drafters import Drafter, shifted
+from tools.train.shards import Rows
 
 DEPTH_DECAY = 0.8
 

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from train.corpus import Corpus
-from train.generate import batches_by_length
-from train.target import Target
+from tools.train.corpus import Corpus
+from tools.train.generate import batches_by_length
+from tools.train.target import Target
 
 CONVERSATIONS = 256
 
