@@ -28,7 +28,9 @@ class Corpus:
         """From pairs of (tokens, prompt length)."""
         pairs = list(conversations)
         offsets = np.cumsum([0, *(len(tokens) for tokens, _ in pairs)])
-        tokens = np.concatenate([np.asarray(tokens, np.uint32) for tokens, _ in pairs]) if pairs else np.zeros(0, np.uint32)
+        tokens = (
+            np.concatenate([np.asarray(tokens, np.uint32) for tokens, _ in pairs]) if pairs else np.zeros(0, np.uint32)
+        )
         return cls(tokens, offsets, np.array([length for _, length in pairs], np.int32))
 
     @classmethod

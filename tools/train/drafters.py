@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specbuild.config import ModelConfig
 from tools.train.modules import DecoderLayer, FusionLayer, Norm
 from tools.train.shards import Rows
-from tools.train.target import Rope, Shape, Target
+from tools.train.target import Rope, Target
 
 Past = list[tuple[Tensor, Tensor]]
 
@@ -34,9 +35,9 @@ class Drafter(nn.Module):
 
     def __init__(self, target: Target) -> None:
         super().__init__()
-        self.shape: Shape = target.shape
+        self.config: ModelConfig = target.config
         self.frozen = (target.embedding, target.lm_head)
-        self.rope = Rope(self.shape.head_dim, self.shape.rope_theta, 4096, torch.float32)
+        self.rope = Rope(self.config, min(4096, self.config.max_position), torch.float32)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The target's embedding, which all drafters borrow."""
@@ -54,12 +55,12 @@ class Eagle3(Drafter):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        hidden = self.shape.hidden
+        hidden = self.config.hidden_size
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
-        self.midlayer = FusionLayer(self.shape)
-        self.norm = Norm(hidden, self.shape.norm_eps)
+        self.midlayer = FusionLayer(self.config)
+        self.norm = Norm(hidden, self.config.rms_norm_eps)
         # A random head is confident and wrong under the target's LM head: small logits at first train faster.
-        self.norm.weight.data = 0.4 * target.weights["model.norm.weight"].float()
+        self.norm.weight.data = 0.4 * target.norm.float()
 
     def features(self, rows: Rows, depth: int) -> list[Tensor]:
         feature = self.fc(rows.hidden[:, :, :3].flatten(2))
@@ -76,8 +77,8 @@ class Eagle(Drafter):
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self.fc = nn.Linear(2 * self.shape.hidden, self.shape.hidden, bias=False)
-        self.layers = nn.ModuleList([DecoderLayer(self.shape, input_norm=False)])
+        self.fc = nn.Linear(2 * self.config.hidden_size, self.config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(self.config, input_norm=False)])
 
     def features(self, rows: Rows, depth: int) -> list[Tensor]:
         feature = rows.hidden[:, :, -1].float()
@@ -111,7 +112,7 @@ class Medusa(Drafter):
 
     def __init__(self, target: Target, blocks: int = 1) -> None:
         super().__init__(target)
-        size = self.shape.hidden
+        size = self.config.hidden_size
         self.heads = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(size) for _ in range(blocks))) for _ in range(self.max_depth)
         )
@@ -126,9 +127,9 @@ class DraftModel(Drafter):
 
     def __init__(self, target: Target, layers: int = 2) -> None:
         super().__init__(target)
-        self.layers = nn.ModuleList(DecoderLayer(self.shape) for _ in range(layers))
-        self.norm = Norm(self.shape.hidden, self.shape.norm_eps)
-        self.norm.weight.data = 0.4 * target.weights["model.norm.weight"].float()
+        self.layers = nn.ModuleList(DecoderLayer(self.config) for _ in range(layers))
+        self.norm = Norm(self.config.hidden_size, self.config.rms_norm_eps)
+        self.norm.weight.data = 0.4 * target.norm.float()
 
     def features(self, rows: Rows, depth: int) -> list[Tensor]:
         x = self.embed(rows.tokens).float()

@@ -10,26 +10,27 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tools.train.drafters import DraftModel, Drafter, Eagle, Eagle3, Medusa
-from tools.train.target import Shape
+from specbuild.config import ModelConfig
+from tools.train.drafters import Drafter, DraftModel, Eagle, Eagle3, Medusa
+from tools.train.target import default_taps
 
 Weights = dict[str, Tensor]
 
 
-def _llama(shape: Shape, architecture: str, layers: int) -> dict[str, object]:
+def _llama(config: ModelConfig, architecture: str, layers: int) -> dict[str, object]:
     return {
         "architectures": [architecture],
         "model_type": "llama",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
         "num_hidden_layers": layers,
         "hidden_act": "silu",
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "vocab_size": shape.vocabulary,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
+        "vocab_size": config.vocab_size,
         "torch_dtype": "float16",
     }
 
@@ -40,27 +41,27 @@ def _plain(drafter: Drafter) -> Weights:
 
 def eagle3(drafter: Eagle3, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
     """SafeAILab's layout: offsets in ``d2t``, the target's LM-head rows of the draft vocabulary, no embedding."""
-    shape = drafter.shape
-    in_draft = torch.zeros(shape.vocabulary, dtype=torch.bool)
+    config = drafter.config
+    in_draft = torch.zeros(config.vocab_size, dtype=torch.bool)
     in_draft[draft_ids] = True
     weights = _plain(drafter) | {
         "lm_head.weight": drafter.frozen[1][draft_ids],
         "d2t": draft_ids - torch.arange(len(draft_ids)),
         "t2d": in_draft,
     }
-    config = _llama(shape, "LlamaForCausalLMEagle3", 1) | {
+    described = _llama(config, "LlamaForCausalLMEagle3", 1) | {
         "draft_vocab_size": len(draft_ids),
-        "target_hidden_size": shape.hidden,
+        "target_hidden_size": config.hidden_size,
         "num_aux_hidden_states": 3,
         "norm_before_residual": False,
-        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(shape.taps())},
+        "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(default_taps(config))},
     }
-    return weights, config
+    return weights, described
 
 
 def eagle(drafter: Eagle, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
     """The EAGLE-1 layout: ``fc`` and ``layers.0`` without input norm; embedding and LM head are the target's."""
-    return _plain(drafter), _llama(drafter.shape, "LlamaForCausalLMEagle", 1) | {"bias": False}
+    return _plain(drafter), _llama(drafter.config, "LlamaForCausalLMEagle", 1) | {"bias": False}
 
 
 def medusa(drafter: Medusa, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
@@ -71,8 +72,8 @@ def medusa(drafter: Medusa, draft_ids: Tensor) -> tuple[Weights, dict[str, objec
         "architectures": ["MedusaModel"],
         "medusa_num_heads": len(drafter.heads),
         "medusa_num_layers": blocks,
-        "hidden_size": drafter.shape.hidden,
-        "vocab_size": drafter.shape.vocabulary,
+        "hidden_size": drafter.config.hidden_size,
+        "vocab_size": drafter.config.vocab_size,
         "borrow_lm_head": True,
         "torch_dtype": "float16",
     }
@@ -82,7 +83,7 @@ def medusa(drafter: Medusa, draft_ids: Tensor) -> tuple[Weights, dict[str, objec
 def draft_model(drafter: DraftModel, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
     """The Hugging Face Llama layout less ``embed_tokens`` and ``lm_head``, which are the target's."""
     weights = {f"model.{name}": tensor for name, tensor in _plain(drafter).items()}
-    config = _llama(drafter.shape, "LlamaForCausalLM", len(drafter.layers))
+    config = _llama(drafter.config, "LlamaForCausalLM", len(drafter.layers))
     return weights, config | {"tie_word_embeddings": True, "borrow_embeddings": True}
 
 

@@ -58,7 +58,9 @@ class Trainer:
     def __init__(self, drafter: Drafter, kind: Kind, cache: HiddenCache, plan: Plan, folder: Path) -> None:
         self.drafter, self.kind, self.cache, self.plan = drafter, kind, cache, plan
         self.checkpoint, self.log = folder / "checkpoint.pt", folder / "log.jsonl"
-        self.counts = torch.bincount(torch.from_numpy(cache.corpus.tokens.astype("int64")), minlength=drafter.shape.vocabulary)
+        self.counts = torch.bincount(
+            torch.from_numpy(cache.corpus.tokens.astype("int64")), minlength=drafter.config.vocab_size
+        )
         self.draft_ids = likely_tokens(self.counts, plan.vocabulary)
         self.random = torch.Generator().manual_seed(plan.seed)
         self.optimizers = self._optimizers()
@@ -81,7 +83,9 @@ class Trainer:
         """Train until the plan's tokens have been seen."""
         self._resume()
         lengths = self.cache.lengths()
-        batches = epochs([lengths[i] for i in self.training], self.plan.batch_tokens, self.plan.seed, self.cache.longest)
+        batches = epochs(
+            [lengths[i] for i in self.training], self.plan.batch_tokens, self.plan.seed, self.cache.longest
+        )
         saved = reported = started = time.monotonic()
         before = self.progress.seconds
         for group in itertools.islice(batches, self.progress.step, None):
@@ -125,7 +129,7 @@ class Trainer:
 
     def measure(self, cache: HiddenCache, indices: Sequence[int], depth: int) -> Acceptance:
         """Acceptance over the responses of some conversations, with the vocabulary used at run time."""
-        full = torch.arange(self.drafter.shape.vocabulary)
+        full = torch.arange(self.drafter.config.vocab_size)
         vocabulary = Vocabulary(self.draft_ids if self.drafter.reduced_vocabulary else full, self.drafter.frozen[1])
         acceptance = Acceptance.none(min(depth, self.drafter.max_depth))
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -82,7 +82,5 @@ def _pairs(corpus: Corpus, order: int) -> tuple[np.ndarray, np.ndarray]:
 def arrays(tables: Sequence[NgramTable]) -> dict[str, np.ndarray]:
     """The file's arrays: ``keys_3``, ``next_3``, ``count_3``, ``total_3`` and so on for every order."""
     return {
-        f"{name}_{table.order}": getattr(table, name)
-        for table in tables
-        for name in ("keys", "next", "count", "total")
+        f"{name}_{table.order}": getattr(table, name) for table in tables for name in ("keys", "next", "count", "total")
     }

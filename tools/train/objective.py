@@ -1,4 +1,4 @@
-"""What a drafter learns: the target's next-token distribution at every drafted depth; and how well it has learned it."""
+"""What a drafter learns, the target's next-token law at every drafted depth, and how well it has learned it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tools.train.corpus import Corpus
 from tools.train.generate import batches_by_length
-from tools.train.target import Target
+from tools.train.target import Target, default_taps
 
 CONVERSATIONS = 256
 
@@ -67,7 +67,9 @@ class HiddenCache:
         texts = [self.corpus[index][: self.longest].astype(np.int64) for index in group]
         states: list[Tensor] = [torch.empty(0)] * len(texts)
         for members in batches_by_length([len(text) for text in texts], most_rows=64, most_tokens=2048):
-            hidden = torch.stack(target.hidden_states(padded([texts[i] for i in members]), target.shape.taps()), 2)
+            hidden = torch.stack(
+                target.hidden_states(padded([texts[i] for i in members]), default_taps(target.config)), 2
+            )
             for row, index in enumerate(members):
                 states[index] = hidden[row, : len(texts[index])].bfloat16()
         temporary = self._path(group).with_suffix(".partial")
@@ -101,7 +103,7 @@ def padded(texts: Sequence[np.ndarray]) -> Tensor:
 
 
 def epochs(lengths: Sequence[int], tokens: int, seed: int, longest: int) -> Iterator[list[int]]:
-    """Endless batches of about ``tokens`` padded tokens: shuffled within buckets of like length, buckets in random order."""
+    """Endless batches of about ``tokens`` padded tokens, of like lengths each, in random order."""
     epoch = 0
     while True:
         random = np.random.default_rng([seed, epoch])
