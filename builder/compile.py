@@ -17,6 +17,10 @@ from specrun.errors import CompileError
 from specrun.profiles import ProfileError, ShapeProfile, load_shapes
 
 PRODUCER = "specbuild 0.1.0"
+SAMPLE = (
+    "The library was founded in 1897 and holds about 12,000 manuscripts; most of them came from three monasteries.\n"
+    "def mean(values):\n    return sum(values) / len(values)\n\nQ: ¿Dónde está la estación? A: 駅は左側です。"
+)  # text, numbers, code and other scripts: what activations' ranges are checked on
 
 
 def compile_bundle(
@@ -98,7 +102,8 @@ def _union(plans: Sequence[DrafterPlan]) -> tuple[int, ...]:
 
 def _compile_target(context: CompileContext) -> None:
     checkpoint = context.checkpoint
-    spec = DecoderSpec("target", checkpoint.config, checkpoint.tensors, context.max_positions, context.taps)
+    sample = tuple(checkpoint.tokenizer.tokenizer.encode(SAMPLE).ids)
+    spec = DecoderSpec("target", checkpoint.config, checkpoint.tensors, context.max_positions, context.taps, sample)
     context.compile(spec.describe())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+
 from specrun.bundle import Bundle, DrafterRecord, EngineRecord
 
 

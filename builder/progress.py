@@ -8,7 +8,8 @@ from typing import Protocol
 
 class Progress(Protocol):
     def start(self, task: str, total: int) -> Callable[[int], None]:
-        """Begins a task of ``total`` bytes; the result is called with the bytes done since its last call."""
+        """Begins a task of ``total`` steps (bytes, where weights are written); the result takes those done since its
+        last call."""
 
 
 class Silent:

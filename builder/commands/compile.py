@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 
 class Bars:
@@ -44,7 +44,6 @@ def compile_command(model: str, output: Path, as_json: bool, **options: Any) -> 
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
-        DownloadColumn(),
         TimeElapsedColumn(),
     )
     begin = time.perf_counter()

@@ -14,6 +14,7 @@ import click
 def inspect_command(bundle: Path, as_json: bool) -> None:
     """Print what is inside BUNDLE, after checking every file's hash."""
     from rich.console import Console
+
     from specbuild.inspect import summary, tables
     from specrun.bundle import Bundle
 

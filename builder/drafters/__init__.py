@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
 from specbuild.checkpoint import Checkpoint
 from specbuild.model.blocks import EngineDescription
 from specbuild.progress import Progress

@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
+
 from specbuild.config import ModelConfig
 from specbuild.model.graph import DTYPES, GraphBuilder
 from specbuild.model.lowering import DecoderStep, HeadNorms, Lowering
@@ -39,7 +40,8 @@ from specrun import contract
 class EngineDescription:
     """One engine to compile, for any target. The fields mean what ``specrun.bundle.EngineRecord``'s do.
 
-    ``config`` and ``cache_layers`` give the cache's shape; a head engine has neither.
+    ``config`` and ``cache_layers`` give the cache's shape; a head engine has neither. ``sample``: token ids of real
+    text, where the engine's range should be checked against a narrow floating-point type.
     """
 
     name: str
@@ -52,6 +54,7 @@ class EngineDescription:
     taps: tuple[int, ...] = ()
     hidden_in: int | None = None
     heads: int = 0
+    sample: tuple[int, ...] = ()
 
 
 class Blocks:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
+
 from specbuild.config import ModelConfig
 from specbuild.model.blocks import Blocks, EngineDescription
 from specbuild.model.weights import Weight, Weights
@@ -17,7 +18,8 @@ class DecoderSpec:
     """A model and what it exposes.
 
     ``taps``: what HIDDEN holds, in order (see ``specrun.contract``); empty for no HIDDEN. ``max_positions``: how far
-    the rotary tables reach, in tokens. ``tensors``: canonical (Hugging Face Llama) names.
+    the rotary tables reach, in tokens. ``tensors``: canonical (Hugging Face Llama) names. ``sample`` as in
+    ``EngineDescription``.
     """
 
     name: str
@@ -25,6 +27,7 @@ class DecoderSpec:
     tensors: Mapping[str, Weight] = field(repr=False)
     max_positions: int
     taps: tuple[int, ...] = ()
+    sample: tuple[int, ...] = ()
 
     def describe(self) -> EngineDescription:
         return EngineDescription(
@@ -36,6 +39,7 @@ class DecoderSpec:
             config=self.config,
             cache_layers=self.config.num_layers,
             taps=self.taps,
+            sample=self.sample,
         )
 
     def emit(self, b: Blocks) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import onnx_ir as ir
+
 from specbuild.config import ModelConfig
 from specbuild.model.graph import GraphBuilder
 from specrun import contract

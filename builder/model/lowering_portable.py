@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+
 from specbuild.config import ModelConfig
 from specbuild.model.graph import DTYPES, GraphBuilder
 from specbuild.model.lowering import DecoderStep, HeadNorms, declare_inputs

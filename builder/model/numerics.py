@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
+
 from specbuild.checkpoint import check_finite
 from specbuild.model.graph import DTYPES, MICROSOFT, GraphBuilder
 from specbuild.model.quantize import BLOCK, code_shape, quantize

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import onnxruntime as ort
+
 from specbuild.model.blocks import Blocks, EngineDescription
 from specbuild.model.graph import GraphBuilder
 from specbuild.model.lowering_portable import PortableLowering

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+
 from specrun import contract
 from specrun.bundle import Bundle
 from specrun.tree import DraftTree
@@ -29,7 +30,12 @@ class BareEngine:
         self.lengths = np.zeros(batch, np.int64)
 
     def run(
-        self, tokens: np.ndarray, depths: np.ndarray, masks: np.ndarray, rows: np.ndarray, hidden_in: np.ndarray | None = None
+        self,
+        tokens: np.ndarray,
+        depths: np.ndarray,
+        masks: np.ndarray,
+        rows: np.ndarray,
+        hidden_in: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """One pass over tokens [B, N] at depths [B, N]; writes the caches, leaves the lengths as they are."""
         feed = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from specbuild.compile import compile_bundle
 from specrun.bundle import Bundle
 from specrun.tree import DraftTree
-
 from tests.builder.engines import BareEngine, largest, open_reference, reference_logits
 from tests.builder.tiny import FAMILIES, write_tiny_checkpoint
 
@@ -83,9 +83,7 @@ def test_longrope_and_partial_rotation(compiled: Compiled) -> None:
     """Phi-3: both factor lists alike (one table), and half of each head unrotated."""
     factors = np.linspace(1, 3, 4).tolist()
     rope = {"type": "longrope", "short_factor": factors, "long_factor": factors}
-    bundle, model = compiled(
-        "phi3", rope_scaling=rope, partial_rotary_factor=0.5, original_max_position_embeddings=64
-    )
+    bundle, model = compiled("phi3", rope_scaling=rope, partial_rotary_factor=0.5, original_max_position_embeddings=64)
     check_tree_step(bundle, model, (80, 40))
 
 
