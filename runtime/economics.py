@@ -118,6 +118,31 @@ class Economics:
         """Cost of a pass of N nodes a sequence at the batch at hand, in its plain passes."""
         return self.costs.relative(nodes, self.batch)
 
+    def floors(self, limit: int) -> list[float]:
+        """The chance of being reached that the k-th drafted node (k = 1 to ``limit``) needs for a draft that may pay.
+
+        Later nodes are never likelier than the k-th, so it fails when even the cheapest run of nodes from there on
+        costs more, at today's pace, than as many nodes of its chance bring.
+        """
+        costs = [self.cost(nodes) for nodes in range(1, limit + 2)]
+        return [
+            self.pace * min((costs[m] - costs[k]) / (m - k) for m in range(k + 1, limit + 1)) for k in range(limit)
+        ]
+
+    def best_sizes(self, reaches: Sequence[Sequence[float]]) -> list[int]:
+        """How many nodes of each sequence's draft to verify. ``reaches[i][k]``: chance that its node k is accepted.
+
+        The sequences share a pass, which is as wide as the widest of them: one width is chosen for all.
+        """
+        width, gain, best_value = 0, 0.0, 0.0
+        base = self.pace * self.cost(1)
+        for k in range(max(map(len, reaches), default=0)):
+            gain += sum(reach[k] for reach in reaches if k < len(reach)) / self.batch
+            value = gain - self.pace * self.cost(k + 2) + base
+            if value > best_value:
+                width, best_value = k + 1, value
+        return [min(width, len(reach)) for reach in reaches]
+
     def best_length(self, chances: Sequence[float], draft_costs: Sequence[float] | None = None) -> int:
         """How many of a chain's tokens to verify. ``chances[i]``: token i is accepted given those before it.
 

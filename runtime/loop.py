@@ -99,9 +99,8 @@ class Loop:
     def commit(self, sequence: Sequence, proposal: Proposal, verdict: Verdict, output: PassOutput, row: int) -> None:
         """Keeps the accepted rows and tells the drafter. The target's cache then holds all tokens but the last."""
         sequence.stats.count(int(proposal.tree.depths.max()), verdict, proposal.drafted)
-        nodes = proposal.tree.size + (proposal.passengers.tokens.size if proposal.passengers else 0)
         economics = self.economics.of(sequence.drafter.name)
-        economics.observe_pass(nodes, len(verdict.tokens), proposal.draft_cost)
+        economics.observe_pass(output.nodes, len(verdict.tokens), proposal.draft_cost)
         self.target.cache.commit(_lane(sequence), verdict.path)
         self._tell(
             sequence, proposal.tokens[verdict.path], verdict.next_token, output, row, verdict.path, proposal, verdict

@@ -80,6 +80,7 @@ class DraftContext:
 KINDS = {
     "none": "specrun.drafters.none:NoDrafter",
     "prompt-lookup": "specrun.drafters.prompt_lookup:PromptLookup",
+    "suffix": "specrun.drafters.suffix:Suffix",
 }
 
 

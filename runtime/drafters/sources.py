@@ -1,0 +1,213 @@
+"""Drafts from cheap sources: whatever can guess the next token of a path without running an engine.
+
+A source (suffix matches, an n-gram table, a model's draft that is already there) guesses tokens with chances;
+``grow`` unfolds the guesses of all sources best first into one tree, and ``SourceDrafter`` cuts that tree where
+another node costs more than it brings. What each guess was worth is learned from every token that is emitted, drafted
+or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from specrun.economics import Acceptance, Economics
+from specrun.proposal import Commit, Proposal
+from specrun.rules import SampleAndMatch
+from specrun.sequence import Sequence
+from specrun.tree import DraftTree
+
+LIKELY = 0.99  # no guess counts as more certain than that
+
+
+class Guess(NamedTuple):
+    """``chance``: that the target emits ``token`` next, as its source sees it. ``key``: what to learn it under."""
+
+    token: int
+    chance: float
+    key: Hashable
+
+
+class Reader(Protocol):
+    """A source's view of one sequence. A cursor stands for the sequence's tokens plus a drafted path."""
+
+    def append(self, token: int) -> None:
+        """The sequence emitted a token."""
+
+    def root(self) -> Any:
+        """The cursor of the empty path; None where the source has nothing to say."""
+
+    def guesses(self, cursor: Any) -> Seq[Guess]:
+        """What may follow, best first."""
+
+    def advance(self, cursor: Any, token: int) -> Any:
+        """The cursor one drafted token further, or None."""
+
+
+class Source(Protocol):
+    name: str
+
+    def read(self, tokens: Seq[int]) -> Reader:
+        """Starts on a sequence whose prompt is ``tokens``."""
+
+    def close(self, tokens: Seq[int]) -> None:
+        """The sequence is over; ``tokens`` is all of it."""
+
+
+@dataclass
+class Node:
+    """A node of a growing draft. ``reach``: chance that the whole path down to here is accepted."""
+
+    token: int
+    parent: int
+    depth: int
+    reach: float
+    chance: float
+    cursors: list[Any]
+    guesses: list[Guess] = field(default_factory=list)
+    children: dict[int, int] = field(default_factory=dict)
+
+
+def bucket(chance: float) -> int:
+    """Chances in eight classes, finer towards 0 and 1 (even steps of log odds)."""
+    return min(7, max(0, int(4 + math.log(max(chance, 1e-4) / max(1 - chance, 1e-4)))))
+
+
+@dataclass
+class Draft:
+    """One sequence's tree, best nodes first: every prefix of ``nodes`` is the best tree of its size."""
+
+    readers: Seq[Reader]
+    acceptance: Acceptance
+    learned: Hashable  # part of every key: what kind of request the chances were learned from
+    width: int
+    eos_token_ids: frozenset[int]
+    nodes: list[Node] = field(default_factory=list)
+    frontier: list[tuple[float, int, int, Guess]] = field(default_factory=list)
+
+    def grow(self, pending: int, floors: Seq[float]) -> None:
+        """Adds nodes as long as the k-th one after the root is reached with a chance above ``floors[k - 1]``."""
+        if not self.nodes:
+            self._expand(Node(pending, -1, 0, 1.0, 1.0, [reader.root() for reader in self.readers]))
+        while self.frontier and len(self.nodes) <= len(floors) and -self.frontier[0][0] > floors[len(self.nodes) - 1]:
+            reach, _, parent, guess = heappop(self.frontier)
+            cursors = [
+                None if cursor is None else reader.advance(cursor, guess.token)
+                for reader, cursor in zip(self.readers, self.nodes[parent].cursors, strict=True)
+            ]
+            self.nodes[parent].children[guess.token] = len(self.nodes)
+            self._expand(
+                Node(guess.token, parent, self.nodes[parent].depth + 1, -reach, guess.chance, cursors)
+            )
+
+    def _expand(self, node: Node) -> None:
+        index = len(self.nodes)
+        self.nodes.append(node)
+        if node.depth and node.token in self.eos_token_ids:
+            return
+        node.guesses = self._merge(node)
+        for guess in node.guesses[: self.width]:
+            heappush(self.frontier, (-node.reach * guess.chance, len(self.frontier) + 64 * index, index, guess))
+
+    def _merge(self, node: Node) -> list[Guess]:
+        """All sources' guesses, best first: one entry a token, calibrated by what such guesses were worth so far."""
+        merged: dict[int, Guess] = {}
+        for reader, cursor in zip(self.readers, node.cursors, strict=True):
+            if cursor is None:
+                continue
+            for guess in reader.guesses(cursor):
+                known = merged.get(guess.token)
+                merged[guess.token] = guess if known is None else agree(known, guess)
+        calibrated = []
+        for guess in merged.values():
+            key = (self.learned, guess.key, len(merged) > 1)
+            calibrated.append(Guess(guess.token, self.acceptance.rate(key, min(guess.chance, LIKELY)), key))
+        calibrated.sort(key=lambda guess: -guess.chance)
+        return calibrated
+
+    def learn(self, emitted: Seq[int]) -> None:
+        """Scores the guesses along the emitted tokens, whether they were drafted or not: that costs nothing."""
+        node = self.nodes[0]
+        for token in emitted:
+            for guess in node.guesses[: self.width]:
+                self.acceptance.observe(guess.key, guess.token == token)
+            if token not in node.children:
+                break
+            node = self.nodes[node.children[token]]
+
+    def proposal(self, drafted: int, source: str) -> Proposal:
+        nodes = self.nodes[: drafted + 1]
+        tree = DraftTree(np.array([node.parent for node in nodes], dtype=np.int64))
+        tokens = np.array([node.token for node in nodes], dtype=np.int64)
+        chances = np.array([node.chance for node in nodes], dtype=np.float32)
+        return Proposal(tokens, tree, source=source, chances=chances)
+
+
+def agree(one: Guess, other: Guess) -> Guess:
+    """Two sources with the same guess: their odds multiply, over those of a guess that says nothing (about 1 in 4)."""
+    odds = 3.0 * _odds(one.chance) * _odds(other.chance)
+    return Guess(one.token, odds / (1 + odds), (one.key, other.key))
+
+
+def _odds(chance: float) -> float:
+    return chance / max(1 - chance, 1e-3)
+
+
+@dataclass
+class State:
+    """``known``: how many of the sequence's tokens the readers have seen."""
+
+    readers: list[Reader]
+    known: int
+    draft: Draft | None = None
+
+
+@dataclass
+class SourceDrafter:
+    """Drafts from one source or several. Proposals are deterministic candidates: sample-and-match verifies them."""
+
+    name: str
+    economics: Economics
+    eos_token_ids: frozenset[int]
+    sources: list[Source]
+    max_nodes: int = 16
+    width: int = 2
+    rule = SampleAndMatch()
+    taps: tuple[int, ...] = ()
+    states: dict[Sequence, State] = field(default_factory=dict)
+
+    def begin(self, sequence: Sequence) -> None:
+        self.states[sequence] = State([s.read(sequence.tokens) for s in self.sources], len(sequence.tokens))
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        drafts = [self.grow(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        sizes = self.economics.best_sizes([[node.reach for node in draft.nodes[1:]] for draft in drafts])
+        return [draft.proposal(size, self.name) for draft, size in zip(drafts, sizes, strict=True)]
+
+    def grow(self, sequence: Sequence, budget: int) -> Draft:
+        state = self.states[sequence]
+        sampled = sequence.params.temperature > 0
+        draft = Draft(state.readers, self.economics.acceptance, sampled, self.width, self.eos_token_ids)
+        draft.grow(sequence.pending, self.economics.floors(min(budget, self.max_nodes)))
+        state.draft = draft
+        return draft
+
+    def observe(self, sequence: Sequence, commit: Commit) -> None:
+        state = self.states[sequence]
+        if commit.verdict is not None and state.draft is not None:
+            state.draft.learn(commit.verdict.tokens)
+        for token in sequence.tokens[state.known :]:
+            for reader in state.readers:
+                reader.append(token)
+        state.known, state.draft = len(sequence.tokens), None
+
+    def end(self, sequence: Sequence) -> None:
+        if self.states.pop(sequence, None) is not None:
+            for source in self.sources:
+                source.close(sequence.tokens)
