@@ -19,19 +19,10 @@ class PassCosts:
 
     def __init__(self, curve: Mapping[int, float], batches: Mapping[int, Mapping[int, float]] | None = None) -> None:
         self._curves = {1: _Curve(curve)} | {b: _Curve(points) for b, points in (batches or {}).items()}
-        self._cache: dict[tuple[int, int], float] = {}
+        self._relative: dict[tuple[int, int], float] = {}
+        self._slopes: dict[tuple[int, int], list[float]] = {}
 
     def __call__(self, nodes: int, batch: int = 1) -> float:
-        key = (nodes, batch)
-        if key not in self._cache:
-            self._cache[key] = self._cost(nodes, batch)
-        return self._cache[key]
-
-    def relative(self, nodes: int, batch: int = 1) -> float:
-        """The same over the cost of the batch's plain pass."""
-        return self(nodes, batch) / self(1, batch)
-
-    def _cost(self, nodes: int, batch: int) -> float:
         if batch in self._curves:
             return self._curves[batch](nodes)
         below = max(b for b in self._curves if b < batch)
@@ -40,6 +31,23 @@ class PassCosts:
             return self._curves[below](nodes) * self._curves[1](nodes * batch) / self._curves[1](nodes * below)
         share = (batch - below) / (above - below)
         return (1 - share) * self._curves[below](nodes) + share * self._curves[above](nodes)
+
+    def slopes(self, limit: int, batch: int = 1) -> list[float]:
+        """[limit]: what a node costs in the cheapest run of nodes that starts with the k-th drafted one, relatively."""
+        key = (limit, batch)
+        if key not in self._slopes:
+            costs = [self.relative(nodes, batch) for nodes in range(1, limit + 2)]
+            self._slopes[key] = [
+                min((costs[m] - costs[k]) / (m - k) for m in range(k + 1, limit + 1)) for k in range(limit)
+            ]
+        return self._slopes[key]
+
+    def relative(self, nodes: int, batch: int = 1) -> float:
+        """The same over the cost of the batch's plain pass."""
+        key = (nodes, batch)
+        if key not in self._relative:
+            self._relative[key] = self(nodes, batch) / self(1, batch)
+        return self._relative[key]
 
 
 class _Curve:
@@ -83,6 +91,23 @@ class Acceptance:
         counts[1] = counts[1] * self._decay + 1.0
 
 
+class Average:
+    """Running means by key, each starting from a prior worth ``weight`` observations."""
+
+    def __init__(self, weight: float = 4.0, decay: float = 0.95) -> None:
+        self._weight, self._decay = weight, decay
+        self._sums: defaultdict[object, list[float]] = defaultdict(lambda: [0.0, 0.0])  # sum, count
+
+    def mean(self, key: object, prior: float) -> float:
+        total, count = self._sums.get(key, (0.0, 0.0))
+        return (prior * self._weight + total) / (self._weight + count)
+
+    def observe(self, key: object, value: float) -> None:
+        entry = self._sums[key]
+        entry[0] = entry[0] * self._decay + value
+        entry[1] = entry[1] * self._decay + 1.0
+
+
 class Economics:
     """Chooses how many tokens are worth verifying.
 
@@ -124,10 +149,15 @@ class Economics:
         Later nodes are never likelier than the k-th, so it fails when even the cheapest run of nodes from there on
         costs more, at today's pace, than as many nodes of its chance bring.
         """
-        costs = [self.cost(nodes) for nodes in range(1, limit + 2)]
-        return [
-            self.pace * min((costs[m] - costs[k]) / (m - k) for m in range(k + 1, limit + 1)) for k in range(limit)
-        ]
+        return [self.pace * slope for slope in self.costs.slopes(limit, self.batch)]
+
+    def value(self, reaches: Sequence[float]) -> float:
+        """What the best cut of a draft is worth above plain decoding, in tokens, if all of the batch had one like it."""
+        gain, best, base = 0.0, 0.0, self.cost(1)
+        for k, reach in enumerate(reaches):
+            gain += reach
+            best = max(best, gain - self.pace * (self.cost(k + 2) - base))
+        return best
 
     def best_sizes(self, reaches: Sequence[Sequence[float]]) -> list[int]:
         """How many nodes of each sequence's draft to verify. ``reaches[i][k]``: chance that its node k is accepted.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -79,6 +80,16 @@ class Proposal:
     def drafted(self) -> int:
         """How many tokens are up for acceptance."""
         return self.tree.size - 1
+
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes from the root along ``tokens``, as far as they were drafted."""
+        path = [0]
+        for token in tokens:
+            hits = [child for child in self.tree.children[path[-1]] if self.tokens[child] == token]
+            if not hits:
+                break
+            path.append(hits[0])
+        return path
 
     def prefix(self, nodes: int) -> Proposal:
         """The first ``nodes`` nodes; laws of nodes that keep no child are dropped. Passengers are kept whole or dropped."""

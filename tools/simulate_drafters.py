@@ -43,7 +43,7 @@ class Stream:
 
 @dataclass
 class Outcome:
-    """Totals of some texts. ``cost`` in plain passes; ``seconds`` spent in propose and observe."""
+    """Totals of some texts. ``cost`` in plain passes; processor ``seconds`` of propose and observe."""
 
     tokens: int = 0
     passes: int = 0
@@ -81,13 +81,7 @@ def read_streams(path: Path) -> list[Stream]:
 
 def walk(proposal: Proposal, coming: Seq[int]) -> Verdict:
     """The verdict of greedy verification when the target is known to write ``coming``."""
-    path, node = [0], 0
-    for token in coming[:-1]:
-        hits = [child for child in proposal.tree.children[node] if proposal.tokens[child] == token]
-        if not hits:
-            break
-        node = hits[0]
-        path.append(node)
+    path = proposal.follow(coming[:-1])
     emitted = list(coming[: len(path)])
     return Verdict(path, emitted[-1], emitted)
 
@@ -106,18 +100,18 @@ def replay(drafter: Drafter, economics: Economics, stream: Stream, max_nodes: in
     while sequence.room > 0:
         economics.start_pass(1)
         budget = min(max_nodes - 1, sequence.room - 1)
-        begin = time.perf_counter()
+        begin = time.thread_time()
         proposal = drafter.propose([sequence], [budget])[0].prefix(budget + 1)
-        total.seconds += time.perf_counter() - begin
+        total.seconds += time.thread_time() - begin
         verdict = walk(proposal, stream.output[len(sequence.output) :])
         start = len(sequence.tokens) - 1
         sequence.accept(verdict)
         own.observe_pass(proposal.tree.size, len(verdict.tokens), proposal.draft_cost)
-        begin = time.perf_counter()
+        begin = time.thread_time()
         drafter.observe(
             sequence, Commit(start, proposal.tokens[verdict.path], verdict.next_token, None, proposal, verdict)
         )
-        total.seconds += time.perf_counter() - begin
+        total.seconds += time.thread_time() - begin
         total.tokens += len(verdict.tokens)
         total.passes += 1
         total.drafted += proposal.drafted

@@ -22,9 +22,13 @@ from specrun.bundle import DrafterRecord, EngineRecord, Limits
 from specrun.errors import CompileError
 
 KINDS = {
+    "hybrid": "specbuild.drafters.hybrid:HybridCompiler",
+    "suffix": "specbuild.drafters.suffix:SuffixCompiler",
     "prompt-lookup": "specbuild.drafters.prompt_lookup:PromptLookupCompiler",
+    "ngram": "specbuild.drafters.ngram:NgramCompiler",
 }
-ALWAYS = ("prompt-lookup",)  # cost nothing in the bundle
+FIRST = "hybrid"  # always there, and what a bundle drafts with unless told otherwise: it combines the others
+ALWAYS = ("suffix", "prompt-lookup")  # cost nothing in the bundle
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,17 @@ def plan_drafters(texts: list[str], checkpoint: Checkpoint) -> list[DrafterPlan]
     kinds = [request.kind for request in requests]
     if repeated := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
         raise CompileError(f"Drafters {repeated}: named more than once. Compile one bundle for each variant.")
-    requests += [DrafterRequest(kind) for kind in ALWAYS if kind not in kinds]
+    requests += [DrafterRequest(kind) for kind in (FIRST, *ALWAYS) if kind not in kinds]
+    requests.sort(key=lambda request: request.kind != FIRST)
     return [open_compiler(request.kind).plan(request, checkpoint) for request in requests]
+
+
+def refuse_source(request: DrafterRequest) -> None:
+    """For drafters without weights. Raises CompileError."""
+    if request.source is not None:
+        raise CompileError(
+            f"Drafter {request.kind}: takes no source, found {request.source!r}. Say just `{request.kind}`."
+        )
 
 
 def integer_options(request: DrafterRequest, defaults: Mapping[str, int]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbuild.checkpoint import Checkpoint
-from specbuild.drafters import CompileContext, DrafterRequest, integer_options
+from specbuild.drafters import CompileContext, DrafterRequest, integer_options, refuse_source
 from specrun.bundle import DrafterRecord
 from specrun.errors import CompileError
 
@@ -17,10 +17,7 @@ class PromptLookupCompiler:
     kind = "prompt-lookup"
 
     def plan(self, request: DrafterRequest, checkpoint: Checkpoint) -> PromptLookupPlan:
-        if request.source is not None:
-            raise CompileError(
-                f"Drafter {self.kind}: takes no source, found {request.source!r}. Say just `{self.kind}`."
-            )
+        refuse_source(request)
         options = integer_options(request, DEFAULTS)
         if options["min_ngram"] > options["max_ngram"]:
             raise CompileError(

@@ -81,6 +81,8 @@ KINDS = {
     "none": "specrun.drafters.none:NoDrafter",
     "prompt-lookup": "specrun.drafters.prompt_lookup:PromptLookup",
     "suffix": "specrun.drafters.suffix:Suffix",
+    "ngram": "specrun.drafters.ngram_table:Ngram",
+    "hybrid": "specrun.drafters.hybrid:Hybrid",
 }
 
 

@@ -9,6 +9,7 @@ or not.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -22,9 +23,6 @@ from specrun.proposal import Commit, Proposal
 from specrun.rules import SampleAndMatch
 from specrun.sequence import Sequence
 from specrun.tree import DraftTree
-
-LIKELY = 0.99  # no guess counts as more certain than that
-
 
 class Guess(NamedTuple):
     """``chance``: that the target emits ``token`` next, as its source sees it. ``key``: what to learn it under."""
@@ -74,9 +72,12 @@ class Node:
     children: dict[int, int] = field(default_factory=dict)
 
 
+BUCKETS = [1 / (1 + math.exp(3 - step)) for step in range(7)]
+
+
 def bucket(chance: float) -> int:
     """Chances in eight classes, finer towards 0 and 1 (even steps of log odds)."""
-    return min(7, max(0, int(4 + math.log(max(chance, 1e-4) / max(1 - chance, 1e-4)))))
+    return bisect_right(BUCKETS, chance)
 
 
 @dataclass
@@ -102,9 +103,7 @@ class Draft:
                 for reader, cursor in zip(self.readers, self.nodes[parent].cursors, strict=True)
             ]
             self.nodes[parent].children[guess.token] = len(self.nodes)
-            self._expand(
-                Node(guess.token, parent, self.nodes[parent].depth + 1, -reach, guess.chance, cursors)
-            )
+            self._expand(Node(guess.token, parent, self.nodes[parent].depth + 1, -reach, guess.chance, cursors))
 
     def _expand(self, node: Node) -> None:
         index = len(self.nodes)
@@ -117,18 +116,26 @@ class Draft:
 
     def _merge(self, node: Node) -> list[Guess]:
         """All sources' guesses, best first: one entry a token, calibrated by what such guesses were worth so far."""
-        merged: dict[int, Guess] = {}
-        for reader, cursor in zip(self.readers, node.cursors, strict=True):
-            if cursor is None:
-                continue
-            for guess in reader.guesses(cursor):
+        found = [
+            guess
+            for reader, cursor in zip(self.readers, node.cursors, strict=True)
+            if cursor is not None
+            for guess in reader.guesses(cursor)
+        ]
+        alone = len(found) == 1
+        if not alone:
+            merged: dict[int, Guess] = {}
+            for guess in found:
                 known = merged.get(guess.token)
                 merged[guess.token] = guess if known is None else agree(known, guess)
+            found = list(merged.values())
+        rate, learned = self.acceptance.rate, self.learned
         calibrated = []
-        for guess in merged.values():
-            key = (self.learned, guess.key, len(merged) > 1)
-            calibrated.append(Guess(guess.token, self.acceptance.rate(key, min(guess.chance, LIKELY)), key))
-        calibrated.sort(key=lambda guess: -guess.chance)
+        for token, chance, source in found:
+            key = (learned, alone, source)
+            calibrated.append(Guess(token, rate(key, chance), key))
+        if not alone:
+            calibrated.sort(key=_by_chance, reverse=True)
         return calibrated
 
     def learn(self, emitted: Seq[int]) -> None:
@@ -141,12 +148,21 @@ class Draft:
                 break
             node = self.nodes[node.children[token]]
 
-    def proposal(self, drafted: int, source: str) -> Proposal:
+    @property
+    def reaches(self) -> list[float]:
+        """Of the drafted nodes, falling."""
+        return [node.reach for node in self.nodes[1:]]
+
+    def proposal(self, drafted: int, source: str, draft_cost: float = 0.0) -> Proposal:
         nodes = self.nodes[: drafted + 1]
         tree = DraftTree(np.array([node.parent for node in nodes], dtype=np.int64))
         tokens = np.array([node.token for node in nodes], dtype=np.int64)
         chances = np.array([node.chance for node in nodes], dtype=np.float32)
-        return Proposal(tokens, tree, source=source, chances=chances)
+        return Proposal(tokens, tree, source=source, chances=chances, draft_cost=draft_cost)
+
+
+def _by_chance(guess: Guess) -> float:
+    return guess.chance
 
 
 def agree(one: Guess, other: Guess) -> Guess:
@@ -187,13 +203,14 @@ class SourceDrafter:
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
         drafts = [self.grow(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-        sizes = self.economics.best_sizes([[node.reach for node in draft.nodes[1:]] for draft in drafts])
+        sizes = self.economics.best_sizes([draft.reaches for draft in drafts])
         return [draft.proposal(size, self.name) for draft, size in zip(drafts, sizes, strict=True)]
 
-    def grow(self, sequence: Sequence, budget: int) -> Draft:
+    def grow(self, sequence: Sequence, budget: int, *more: Reader) -> Draft:
+        """Grows the sequence's draft from its sources, and from ``more`` readers of this pass."""
         state = self.states[sequence]
-        sampled = sequence.params.temperature > 0
-        draft = Draft(state.readers, self.economics.acceptance, sampled, self.width, self.eos_token_ids)
+        readers, greedy = [*state.readers, *more], sequence.params.greedy
+        draft = Draft(readers, self.economics.acceptance, greedy, self.width, self.eos_token_ids)
         draft.grow(sequence.pending, self.economics.floors(min(budget, self.max_nodes)))
         state.draft = draft
         return draft

@@ -1,0 +1,156 @@
+"""Hybrid drafting: cheap sources where they are strong, one model drafter where they are not, in one tree.
+
+The sequence's own text (suffix matches), the bundle's n-gram table and, where it pays, the draft of one model drafter
+are grown into a single tree under a single node budget. Lossless because the tree is a set of deterministic
+candidates: sample-and-match verifies it whatever proposed its nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+from specrun.bundle import DrafterRecord
+from specrun.drafters import DraftContext, Drafter, Priced
+from specrun.drafters.ngram_table import Ngram
+from specrun.drafters.sources import Draft, Guess, SourceDrafter, bucket
+from specrun.drafters.suffix import suffix_sources
+from specrun.economics import Average
+from specrun.errors import BundleError
+from specrun.proposal import Commit, Proposal, Verdict
+from specrun.sequence import Sequence
+
+UNKNOWN = 0.4  # a model drafter's chance to be right before anything is known of it
+PATIENCE = 64  # passes after which a model drafter that did not seem to pay is asked again
+
+
+@dataclass
+class ModelReader:
+    """A model drafter's proposal as a source. The cursor is a node of it."""
+
+    name: str
+    proposal: Proposal
+
+    def append(self, token: int) -> None:
+        pass
+
+    def root(self) -> int:
+        return 0
+
+    def guesses(self, cursor: int) -> list[Guess]:
+        tokens, chances = self.proposal.tokens, self.proposal.chances
+        found = []
+        for rank, node in enumerate(self.proposal.tree.children[cursor]):
+            chance = UNKNOWN / (rank + 1) if chances is None else float(chances[node])
+            depth = min(int(self.proposal.tree.depths[node]), 4)
+            found.append(Guess(int(tokens[node]), chance, (self.name, depth, min(rank, 2), bucket(chance))))
+        return found
+
+    def advance(self, cursor: int, token: int) -> int | None:
+        children = self.proposal.tree.children[cursor]
+        return next((node for node in children if self.proposal.tokens[node] == token), None)
+
+
+@dataclass
+class Member:
+    """The model drafter of a hybrid: when to ask it, and what it proposed for each sequence of this pass."""
+
+    drafter: Drafter
+    price: Priced
+    gains: Average = field(default_factory=Average)
+    proposals: dict[Sequence, Proposal] = field(default_factory=dict)
+    waited: int = 0  # passes since it was last asked
+
+    def expected(self, sequence: Sequence, draft: Draft) -> float:
+        """Tokens that asking it should bring on top of the cheap draft."""
+        return self.gains.mean(_situation(sequence, draft), UNKNOWN * (1 - _strength(draft)))
+
+    def commit(self, sequence: Sequence, commit: Commit) -> Commit:
+        """The commit as the member sees it: its own proposal, and the verdict had it been verified."""
+        proposal = self.proposals.pop(sequence, None)
+        if proposal is None or commit.verdict is None:
+            return replace(commit, proposal=None, verdict=None)
+        emitted = commit.verdict.tokens
+        verdict = Verdict(proposal.follow(emitted[:-1]), commit.verdict.next_token, emitted)
+        return replace(commit, proposal=proposal, verdict=verdict)
+
+
+def _strength(draft: Draft) -> float:
+    """Chance of the cheap sources' best guess."""
+    guesses = draft.nodes[0].guesses
+    return guesses[0].chance if guesses else 0.0
+
+
+def _situation(sequence: Sequence, draft: Draft) -> Hashable:
+    return sequence.params.greedy, bucket(_strength(draft))
+
+
+@dataclass
+class Hybrid(SourceDrafter):
+    member: Member | None = None
+
+    @staticmethod
+    def open(record: DrafterRecord, context: DraftContext) -> Hybrid:
+        """``model`` of the options names the model drafter; without it the bundle's first one that runs an engine is
+        taken, if there is any."""
+        options, others = dict(record.options), context.bundle.manifest.drafters
+        model = options.pop("model", None) or next((other.name for other in others if other.engine is not None), None)
+        sources = suffix_sources(f"{record.name} suffix", shared=options.pop("shared"))
+        for other in others:
+            table = context.open_drafter(other.name) if other.kind == "ngram" else None
+            sources += table.sources if isinstance(table, Ngram) else []
+        hybrid = Hybrid(record.name, context.economics, context.eos_token_ids, sources, **options)
+        if model is not None:
+            drafter = context.open_drafter(model)
+            if not isinstance(drafter, Priced):
+                raise BundleError(
+                    f"Drafter {record.name!r}: its model drafter is {model!r}, expected one that runs an engine and "
+                    "tells its price. Compile the bundle with another."
+                )
+            hybrid.member, hybrid.taps = Member(drafter, drafter), drafter.taps
+        return hybrid
+
+    def begin(self, sequence: Sequence) -> None:
+        super().begin(sequence)
+        if self.member is not None:
+            self.member.drafter.begin(sequence)
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        drafts = [self.grow(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
+        spent = 0.0
+        if self.member is not None:
+            spent = self._ask(self.member, sequences, budgets, drafts)
+        sizes = self.economics.best_sizes([draft.reaches for draft in drafts])
+        return [draft.proposal(size, self.name, spent) for draft, size in zip(drafts, sizes, strict=True)]
+
+    def _ask(self, member: Member, sequences: Seq[Sequence], budgets: Seq[int], drafts: list[Draft]) -> float:
+        """Grafts the member's proposals onto the drafts where that should pay; returns what drafting cost."""
+        expected = [member.expected(sequence, draft) for sequence, draft in zip(sequences, drafts, strict=True)]
+        cost = self.economics.pace * member.price.draft_costs(1)[0]
+        member.waited += 1
+        asked = [i for i, gain in enumerate(expected) if budgets[i] > 0 and gain > cost]
+        if sum(expected[i] for i in asked) / self.economics.batch <= cost:
+            asked = [i for i, budget in enumerate(budgets) if budget > 0] if member.waited > PATIENCE else []
+        if not asked:
+            return 0.0
+        member.waited = 0
+        proposals = member.drafter.propose([sequences[i] for i in asked], [budgets[i] for i in asked])
+        for i, proposal in zip(asked, proposals, strict=True):
+            member.proposals[sequences[i]] = proposal
+            grafted = self.grow(sequences[i], budgets[i], ModelReader(member.drafter.name, proposal))
+            gain = self.economics.value(grafted.reaches) - self.economics.value(drafts[i].reaches)
+            member.gains.observe(_situation(sequences[i], drafts[i]), gain)
+            drafts[i] = grafted
+        return max(proposal.draft_cost for proposal in proposals)
+
+    def observe(self, sequence: Sequence, commit: Commit) -> None:
+        super().observe(sequence, commit)
+        if self.member is not None:
+            self.member.drafter.observe(sequence, self.member.commit(sequence, commit))
+
+    def end(self, sequence: Sequence) -> None:
+        super().end(sequence)
+        if self.member is not None:
+            self.member.proposals.pop(sequence, None)
+            self.member.drafter.end(sequence)
