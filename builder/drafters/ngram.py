@@ -88,7 +88,9 @@ def _count(sequences: list[np.ndarray], order: int) -> _Counts:
     pairs = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
     pairs, texts = np.unique(pairs, return_counts=True)
     keys, tokens = (pairs >> np.uint64(32)).astype(np.uint32), (pairs & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] + np.uint32(1))) if keys.size else np.zeros(0, dtype=np.int64)
+    starts = (
+        np.flatnonzero(np.diff(keys, prepend=keys[:1] + np.uint32(1))) if keys.size else np.zeros(0, dtype=np.int64)
+    )
     sizes = np.diff(np.append(starts, keys.size))
     totals = np.repeat(np.add.reduceat(texts, starts), sizes) if keys.size else texts
     ordered = np.lexsort((tokens, -texts, keys))

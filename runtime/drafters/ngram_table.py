@@ -52,7 +52,9 @@ class NgramTable:
             names = [f"{name}.{order}" for name in ("keys", "tokens", "chances")]
             present = [name for name in names if name in arrays]
             if present and len(present) < 3:
-                raise BundleError(f"{path}: found {present}, expected all of {names} or none. Compile the bundle again.")
+                raise BundleError(
+                    f"{path}: found {present}, expected all of {names} or none. Compile the bundle again."
+                )
             if present and len({arrays[name].shape for name in names}) > 1:
                 raise BundleError(f"{path}: {names} differ in length. Compile the bundle again.")
             if present and arrays[names[1]].size and int(arrays[names[1]].max()) >= vocabulary:
@@ -61,7 +63,9 @@ class NgramTable:
                     f"{vocabulary - 1}. The table was counted for another tokenizer."
                 )
         if not any(name.startswith("keys.") for name in arrays):
-            raise BundleError(f"{path}: holds {sorted(arrays)}, expected keys.n, tokens.n and chances.n for n in {ORDERS}.")
+            raise BundleError(
+                f"{path}: holds {sorted(arrays)}, expected keys.n, tokens.n and chances.n for n in {ORDERS}."
+            )
         return NgramTable(arrays)
 
     def lookup(self, context: tuple[int, ...]) -> tuple[int, list[tuple[int, float]]]:

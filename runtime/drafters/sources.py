@@ -24,6 +24,7 @@ from specrun.rules import SampleAndMatch
 from specrun.sequence import Sequence
 from specrun.tree import DraftTree
 
+
 class Guess(NamedTuple):
     """``chance``: that the target emits ``token`` next, as its source sees it. ``key``: what to learn it under."""
 

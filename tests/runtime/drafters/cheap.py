@@ -1,0 +1,89 @@
+"""Drafters that run no engine, over the tiny numpy target: made, run in batches, compared with plain decoding."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from specbuild.drafters.ngram import count_ngrams
+from specrun.drafters.hybrid import Hybrid, Member
+from specrun.drafters.ngram_table import Ngram, NgramSource, NgramTable
+from specrun.drafters.prompt_lookup import PromptLookup, newest
+from specrun.drafters.suffix import OwnText, Suffix, suffix_sources
+from specrun.economics import Economics, PassCosts
+from specrun.proposal import Proposal
+from tests.runtime.scripted import Scripted
+from tests.runtime.test_loop import finish, plain, sequence
+from tests.runtime.tiny_engine import TinyEngine
+
+FREE = {1: 1.0, 64: 1.06}  # a GPU's: rows cost next to nothing, so trees are drafted
+TWO_CORES = {1: 1.0, 2: 1.15, 4: 1.35, 8: 1.65, 16: 2.15, 32: 3.15}
+EOS = frozenset({3})
+PROMPTS = [
+    [5, 9, 2, 7, 1, 1, 8, 20, 30, 4, 6],
+    [1, 2, 1, 2, 1, 2, 1],
+    [8],
+    [11, 12, 13, 14, 11, 12, 13, 15, 11, 12, 13, 14, 11, 12],
+]
+
+
+class ModelDrafter(Scripted):
+    """Stands for a drafter with an engine: it knows the answer to each prompt and is right ``rate`` of the time."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], rate: float, cost: float, seed: int = 0) -> None:
+        super().__init__(self._chain)
+        self.name, self.answers, self.rate, self.cost = "model", answers, rate, cost
+        self.asked = 0
+        self.rng = np.random.default_rng(seed)
+
+    def draft_costs(self, length: int) -> list[float]:
+        return [self.cost] * length
+
+    def _chain(self, sequence, budget):
+        self.asked += 1
+        at = len(sequence.output)
+        tokens = [
+            token if self.rng.random() < self.rate else (token + 1) % 32
+            for token in self.answers[tuple(sequence.prompt)][at : at + min(2, budget)]
+        ]
+        chain = Proposal.chain(sequence.pending, tokens)
+        return Proposal(chain.tokens, chain.tree, draft_cost=self.cost)
+
+
+def lookup(economics: Economics) -> PromptLookup:
+    return PromptLookup("lookup", economics.of("lookup"), EOS, [OwnText(partial(newest, "lookup", 2, 4))], width=1)
+
+
+def suffix(economics: Economics, shared: int = 0, **options) -> Suffix:
+    return Suffix("suffix", economics.of("suffix"), EOS, suffix_sources("suffix", shared=shared), **options)
+
+
+def table(texts) -> NgramTable:
+    return NgramTable(count_ngrams(texts))
+
+
+def ngram(economics: Economics, texts) -> Ngram:
+    return Ngram("ngram", economics.of("ngram"), EOS, [NgramSource("ngram", table(texts))])
+
+
+def hybrid(economics: Economics, texts, model=None) -> Hybrid:
+    sources = [*suffix_sources("suffix"), NgramSource("ngram", table(texts))]
+    made = Hybrid("hybrid", economics.of("hybrid"), EOS, sources)
+    made.member = None if model is None else Member(model, model)
+    return made
+
+
+def loop_of(engine: TinyEngine, costs=None):
+    """A loop whose cost curve is ``costs``."""
+    loop = engine.loop()
+    loop.economics = Economics(PassCosts(costs or FREE))
+    return loop
+
+
+def decode(engine, loop, drafter, prompts, **params):
+    return finish(loop, *[sequence(engine, prompt, drafter, **params) for prompt in prompts])
+
+
+def answers(engine, prompts, **params):
+    return [plain(engine, prompt, **params).output for prompt in prompts]

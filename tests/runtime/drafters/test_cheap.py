@@ -1,0 +1,197 @@
+"""Lookup, suffix, n-gram table and hybrid over the loop: tokens are the target's own, whatever is drafted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from specrun.decoder import Row
+from specrun.economics import Economics, PassCosts
+from tests.runtime.drafters.cheap import (
+    FREE,
+    PROMPTS,
+    TWO_CORES,
+    ModelDrafter,
+    answers,
+    decode,
+    hybrid,
+    lookup,
+    loop_of,
+    ngram,
+    suffix,
+)
+from tests.runtime.scripted import wrong_chain
+from tests.runtime.test_loop import finish, sequence
+from tests.runtime.tiny_engine import TinyEngine
+from tools.simulate_drafters import Stream, replay
+
+LENGTH = 120
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return TinyEngine()
+
+
+@pytest.fixture(scope="module")
+def plain_answers(engine):
+    return answers(engine, PROMPTS, max_tokens=LENGTH)
+
+
+def make(kind, economics, texts):
+    model = ModelDrafter({tuple(p): text[len(p) :] for p, text in zip(PROMPTS, texts, strict=False)}, 0.7, 0.05)
+    return {
+        "lookup": lambda: lookup(economics),
+        "suffix": lambda: suffix(economics),
+        "suffix-chain": lambda: suffix(economics, width=1),
+        "suffix-shared": lambda: suffix(economics, shared=4096),
+        "ngram": lambda: ngram(economics, texts),
+        "hybrid": lambda: hybrid(economics, texts),
+        "hybrid-model": lambda: hybrid(economics, texts, model),
+    }[kind]()
+
+
+KINDS = ["lookup", "suffix", "suffix-chain", "suffix-shared", "ngram", "hybrid", "hybrid-model"]
+
+
+@pytest.mark.parametrize("costs", [FREE, TWO_CORES], ids=["trees", "chains"])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_plain_decodings(engine, plain_answers, kind, batch, costs):
+    loop = loop_of(engine, costs)
+    texts = [prompt + answer for prompt, answer in zip(PROMPTS, plain_answers, strict=True)] * 2
+    drafter = make(kind, loop.economics, texts)
+    for start in range(0, len(PROMPTS), batch):
+        done = decode(engine, loop, drafter, PROMPTS[start : start + batch], max_tokens=LENGTH)
+        assert [s.output for s in done] == plain_answers[start : start + batch]
+        assert sum(s.stats.accepted for s in done) > 0, "nothing was accepted: the test shows nothing"
+    assert not drafter.states
+
+
+def test_free_rows_make_trees_and_dear_rows_make_short_drafts(engine):
+    """The same drafter branches where rows are nearly free and drafts little where they are not."""
+    sizes, branched = {}, {}
+    for name, costs in (("free", FREE), ("dear", {1: 1.0, 2: 1.5, 4: 2.5})):
+        loop = loop_of(engine, costs)
+        drafter, seen = suffix(loop.economics), []
+        original = drafter.propose
+        drafter.propose = lambda s, b, original=original, seen=seen: seen.extend(out := original(s, b)) or out
+        decode(engine, loop, drafter, PROMPTS, max_tokens=LENGTH)
+        sizes[name] = np.mean([p.drafted for p in seen])
+        branched[name] = any(len(children) > 1 for p in seen for children in p.tree.children)
+    assert sizes["free"] > 2 * sizes["dear"] and branched["free"]
+
+
+@pytest.mark.parametrize("kind", ["suffix", "hybrid-model"])
+def test_sampled_tokens_follow_the_targets_law(kind):
+    """Three tokens after a prompt, 960 draws through the real loop, against the exact joint law."""
+    engine = TinyEngine(vocab=5, hidden=8, layers=1, heads=2, kv_heads=1, sharpness=1.2, seed=4)
+    prompt = [1, 2, 4, 1, 2, 0, 1, 2, 4, 1, 2]
+    joint = np.zeros((5, 5, 5))
+    first = law(engine, prompt)
+    for a in range(5):
+        second = law(engine, [*prompt, a])
+        for b in range(5):
+            joint[a, b] = first[a] * second[b] * law(engine, [*prompt, a, b])
+    loop = loop_of(engine, FREE)
+    model = ModelDrafter({tuple(prompt): [4, 1, 2]}, 0.8, 0.01)
+    drafter = hybrid(loop.economics, [prompt * 2] * 3, model) if kind != "suffix" else suffix(loop.economics)
+    counts, accepted = np.zeros((5, 5, 5)), 0
+    for start in range(0, 960, 8):
+        batch = [sequence(engine, prompt, drafter, max_tokens=5, temperature=1.0, seed=start + i) for i in range(8)]
+        for s in finish(loop, *batch):
+            counts[tuple(s.output[:3])] += 1
+            accepted += s.stats.accepted
+    assert accepted > 300
+    expected = joint.ravel() * counts.sum()
+    rare = expected < 5
+    observed = np.append(counts.ravel()[~rare], counts.ravel()[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    assert chisquare(observed, expected).pvalue > 1e-3
+
+
+def law(engine, tokens):
+    """Softmax of the target's logits after ``tokens``."""
+    decoder = engine.decoder()
+    lane = decoder.cache.acquire()
+    logits = decoder.run([Row.of_chunk(lane, np.array(tokens), logits=True)]).logits[0]
+    row = logits[0, : engine.vocab].astype(np.float64)
+    p = np.exp(row - row.max())
+    return p / p.sum()
+
+
+def test_repetition_is_accepted_to_the_end():
+    """A text that repeats itself: few passes, and nothing drafted beyond what may be emitted."""
+    economics = Economics(PassCosts(TWO_CORES))
+    period = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]
+    outcome = replay(suffix(economics), economics, Stream(period * 2, period * 50, "all"))
+    assert outcome.tokens == 599 and outcome.passes < 70
+    assert outcome.accepted / outcome.drafted > 0.97
+
+
+def test_drafts_end_at_eos():
+    """What follows an EOS in the text is never drafted."""
+    economics = Economics(PassCosts(FREE))
+    drafter = suffix(economics)
+    engine = TinyEngine()
+    s = sequence(engine, [5, 6, 7, 3, 9, 9, 5, 6, 7, 3, 9, 9, 5, 6], drafter)
+    drafter.begin(s)
+    (proposal,) = drafter.propose([s], [15])
+    ends = [node for node in range(1, proposal.tree.size) if proposal.tokens[node] == 3]
+    assert ends and not any(proposal.tree.children[node] for node in ends)
+
+
+def test_a_drafter_that_is_always_wrong_is_given_up(engine, plain_answers):
+    """I02: a model drafter that never helps is asked ever more rarely; greedy tokens stay."""
+    loop = loop_of(engine, TWO_CORES)
+    answer = {tuple(p): [(t + 1) % 32 for t in a] for p, a in zip(PROMPTS, plain_answers, strict=True)}
+    model = ModelDrafter(answer, 1.0, 0.3)
+    drafter = hybrid(loop.economics, [[1, 2]], model)
+    passes = 0
+    for _ in range(3):
+        for s, plain_answer in zip(
+            decode(engine, loop, drafter, PROMPTS, max_tokens=LENGTH), plain_answers, strict=True
+        ):
+            assert s.output == plain_answer
+            passes += s.stats.passes
+    assert model.asked < 0.1 * passes
+
+
+def test_drafting_settles_at_zero_without_swinging():
+    """I01, H03: at a batch whose rows are dear drafting stops for good, and it returns when the batch shrinks."""
+    costs = PassCosts({1: 1.0, 2: 1.02, 16: 1.2}, {8: {1: 1.5, 2: 3.0, 4: 6.0}})
+    economics = Economics(costs)
+    drafter = economics.of("x")
+    for _ in range(100):
+        economics.start_pass(1)
+        assert drafter.best_sizes([[0.6, 0.5]]) == [2]
+        drafter.observe_pass(3, 2.0)
+    economics.start_pass(8)
+    sizes = [drafter.best_sizes([[0.6, 0.5]] * 8) for _ in range(20)]
+    assert sizes == [[0] * 8] * 20
+    economics.start_pass(1)
+    assert drafter.best_sizes([[0.6, 0.5]]) == [2]
+
+
+def test_members_see_their_own_verdict(engine, plain_answers):
+    """A hybrid tells its model drafter how its own draft would have fared, never another source's nodes."""
+    loop = loop_of(engine, FREE)
+    model = ModelDrafter({tuple(p): a for p, a in zip(PROMPTS, plain_answers, strict=True)}, 1.0, 0.0)
+    drafter = hybrid(loop.economics, [[1, 2]], model)
+    decode(engine, loop, drafter, PROMPTS[:1], max_tokens=40)
+    judged = [c for c in model.commits if c.verdict is not None]
+    assert judged
+    for commit in judged:
+        assert commit.proposal.tokens.size <= 3
+        assert (
+            commit.proposal.tokens[commit.verdict.path].tolist() == commit.tokens[: len(commit.verdict.path)].tolist()
+        )
+        assert commit.verdict.accepted == min(commit.proposal.drafted, len(commit.verdict.tokens) - 1)
+
+
+def test_anti_loses_no_tokens(engine, plain_answers):
+    loop = loop_of(engine, TWO_CORES)
+    drafter = wrong_chain(plain_answers[0], 4, 32)
+    (s,) = decode(engine, loop, drafter, PROMPTS[:1], max_tokens=LENGTH)
+    assert s.output == plain_answers[0]
