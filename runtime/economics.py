@@ -152,7 +152,7 @@ class Economics:
         return [self.pace * slope for slope in self.costs.slopes(limit, self.batch)]
 
     def value(self, reaches: Sequence[float]) -> float:
-        """What the best cut of a draft is worth above plain decoding, in tokens, if all of the batch had one like it."""
+        """Tokens that the best cut of a draft gains over plain decoding, if all of the batch had one like it."""
         gain, best, base = 0.0, 0.0, self.cost(1)
         for k, reach in enumerate(reaches):
             gain += reach

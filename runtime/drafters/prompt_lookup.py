@@ -29,7 +29,7 @@ class PromptLookup(SourceDrafter):
 
 
 def newest(name: str, shortest: int, longest: int, tokens: Seq[int], occurrences: Seq[Occurrence]) -> list[Guess]:
-    """One guess: the continuation of the newest among the occurrences whose match, up to ``longest``, is the longest."""
+    """One guess: the continuation of the newest among the occurrences whose match (up to ``longest``) is longest."""
     if not occurrences:
         return []
     matched, at = max((min(length, longest), at) for length, at in occurrences)
