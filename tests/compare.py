@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 # Largest norm of the difference over the norm of the expected, by the type that the kernel reads and writes.
@@ -38,6 +39,13 @@ def assert_equal(found: np.ndarray, expected: np.ndarray, name: str = "array") -
     bits = np.dtype(f"u{found.dtype.itemsize}")
     differs = np.ascontiguousarray(found).view(bits) != np.ascontiguousarray(expected).view(bits)
     _fail_at(differs, found, expected, f"{name}: bits differ")
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """A buffer whose every element is wrong: NaN, an integer that no op gives, or True."""
+    kind = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
+    poison = np.nan if kind.kind in "fV" else True if kind.kind == "b" else np.iinfo(kind).max - 11
+    return np.full(shape, poison, dtype=kind)
 
 
 def _fail_at(differs: np.ndarray, left: np.ndarray, right: np.ndarray, what: str) -> None:

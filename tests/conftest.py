@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.plugins.interpreter import Interpreter
 from tools import demo_model
 
 
@@ -13,6 +15,14 @@ from tools import demo_model
 def demo_gguf() -> Path:
     """The demo model's GGUF file, fetched once into the user's cache."""
     return demo_model.fetch()
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """Triton's interpreter, in one worker process for the whole session."""
+    worker = Interpreter()
+    yield worker
+    worker.close()
 
 
 @pytest.fixture(scope="session")

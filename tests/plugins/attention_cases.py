@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from specrun.plugins.registry import OPS
 from specrun.plugins.tree_attention.contract import tile_rows
+from specrun.plugins.tree_attention.reference import tree_attention
 from tests.plugins.interpreter import Interpreter
 
 CACHES = ("key_cache", "value_cache")
@@ -81,6 +83,13 @@ def attributes_of(case: Case) -> dict[str, float | int]:
         "splits": case.splits,
         "tile_rows": tile,
     }
+
+
+def oracle(inputs: dict[str, np.ndarray], **attributes: Any) -> np.ndarray:
+    """In float64, from a cache without poison: what the kernels give if they read only what they may."""
+    clean = {name: inputs[name].astype(np.float32) for name in ("query", *CACHES)}
+    clean |= {name: np.nan_to_num(clean[name]) for name in CACHES}
+    return tree_attention(**{**inputs, **clean}, **attributes)
 
 
 def run_kernels(interpreter: Interpreter, inputs: dict[str, np.ndarray], **attributes: float | int) -> np.ndarray:

@@ -12,13 +12,18 @@ import pickle
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 
+from specrun.plugins.launch import Launch
+from tests.compare import poisoned
+
 if TYPE_CHECKING:
+    from specrun.plugins.compile import KernelSpec
     from specrun.plugins.registry import Op
 
 
@@ -27,8 +32,9 @@ class Interpreter:
 
     def __init__(self) -> None:
         environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__]
-        self._worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        command = [sys.executable, "-m", "tests.plugins.interpreter"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._worker = subprocess.Popen(command, **pipes, env=environment, cwd=Path(__file__).parents[2])
 
     def launch(self, kernel: str, grid: tuple[int, ...], arrays: dict[str, Any], **constants: Any) -> None:
         """Run ``kernel`` over ``grid``, changing arrays in place.
@@ -43,36 +49,35 @@ class Interpreter:
         for name, value in changed.items():
             arrays[name][...] = value
 
+    def launch_spec(self, spec: KernelSpec, tensors: Sequence[np.ndarray]) -> None:
+        """Run a kernel variant on its inputs, then its outputs, as a stored binary would be launched."""
+        launch = Launch(spec.name, "", 0, spec.parameters, spec.grid, 0, 0, spec.sizes)
+        sizes = launch.sizes_for([tensor.shape for tensor in tensors])
+        arguments: dict[str, Any] = {p.name: sizes[p.name] for p in spec.parameters if not p.pointer}
+        seen: list[tuple[str, np.ndarray]] = []
+        for parameter, tensor in zip((p for p in spec.parameters if p.pointer), tensors, strict=True):
+            name = f"{parameter.name}_ptr"
+            arguments[name] = next((other for other, array in seen if array is tensor), tensor)
+            seen.append((name, tensor))
+        function = f"{spec.function.fn.__module__}:{spec.function.fn.__name__}"
+        self.launch(function, launch.grid_for(sizes), arguments, **spec.constants)
+
     def run(self, op: Op, inputs: dict[str, np.ndarray], **attributes: Any) -> dict[str, np.ndarray]:
         """Check the inputs, interpret the op's kernel over poisoned outputs, and return the outputs by name.
 
         An output that aliases an input is that input's array, changed.
         """
         bound = op.contract.check(inputs, attributes)
-        spec = op.spec(bound)
-        arrays: dict[str, Any] = {f"{name}_ptr": value for name, value in inputs.items()}
-        outputs = {}
-        for tensor in op.contract.outputs:
-            shape, dtype = op.contract.output_layouts(bound)[tensor.name]
-            outputs[tensor.name] = inputs[tensor.aliases] if tensor.aliases else poisoned(shape, dtype)
-            arrays[f"{tensor.name}_ptr"] = f"{tensor.aliases}_ptr" if tensor.aliases else outputs[tensor.name]
-        numbers = {p.name: bound.values[p.name] for p in spec.parameters if not p.pointer}
-        grid = tuple(extent.count({**spec.sizes, **bound.values}) for extent in spec.grid)
-        kernel = f"{spec.function.fn.__module__}:{spec.function.fn.__name__}"
-        self.launch(kernel, grid, arrays | numbers, **spec.constants)
+        layouts = op.contract.output_layouts(bound)
+        outputs = {t.name: inputs[t.aliases] if t.aliases else poisoned(*layouts[t.name]) for t in op.contract.outputs}
+        ordered = [inputs[tensor.name] for tensor in op.contract.inputs]
+        self.launch_spec(op.spec(bound), [*ordered, *outputs.values()])
         return outputs
 
     def close(self) -> None:
         assert self._worker.stdin is not None
         self._worker.stdin.close()
         self._worker.wait(timeout=30)
-
-
-def poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """A buffer whose every element is wrong: NaN, an integer that no op gives, or True."""
-    kind = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
-    poison = np.nan if kind.kind in "fV" else True if kind.kind == "b" else np.iinfo(kind).max - 11
-    return np.full(shape, poison, dtype=kind)
 
 
 def _send(pipe: IO[bytes], message: Any) -> None:

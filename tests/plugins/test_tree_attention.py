@@ -13,9 +13,9 @@ import pytest
 from specrun.plugins.errors import ContractError
 from specrun.plugins.registry import OPS
 from specrun.plugins.tree_attention.contract import MERGE, SPLIT, split_count, tile_rows
-from specrun.plugins.tree_attention.reference import merge, tree_attention
+from specrun.plugins.tree_attention.reference import merge
 from tests.compare import TOLERANCE, assert_close, assert_equal
-from tests.plugins.attention_cases import CACHES, Case, attributes_of, inputs_of, mask_of, run_kernels
+from tests.plugins.attention_cases import CACHES, Case, attributes_of, inputs_of, mask_of, oracle, run_kernels
 from tests.plugins.interpreter import Interpreter
 
 CASES = [
@@ -38,12 +38,8 @@ CASES = [
 ]
 
 
-def oracle(case: Case, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """In float64, from a cache without poison: what the kernels give if they read only what they may."""
-    clean = {name: value.astype(np.float32) for name, value in inputs.items() if name in ("query", *CACHES)}
-    clean |= {name: np.nan_to_num(clean[name]) for name in CACHES}
-    attributes = {"scale": case.size**-0.5, "softcap": case.softcap, "window": case.window}
-    return tree_attention(**{**inputs, **clean}, **attributes)
+def expected_of(case: Case, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    return oracle(inputs, scale=case.size**-0.5, softcap=case.softcap, window=case.window)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -51,7 +47,7 @@ def test_kernels_match_oracle_and_read_no_poison(interpreter: Interpreter, case:
     inputs = inputs_of(case)
     found = run_kernels(interpreter, inputs, **attributes_of(case))
     assert found.dtype == inputs["query"].dtype
-    assert_close(found, oracle(case, inputs), TOLERANCE[case.dtype])
+    assert_close(found, expected_of(case, inputs), TOLERANCE[case.dtype])
 
 
 def test_changing_a_sibling_changes_only_its_subtree(interpreter: Interpreter) -> None:
@@ -85,14 +81,14 @@ def test_node_that_sees_nothing_gives_zeros(interpreter: Interpreter) -> None:
     inputs["tree_mask"][0, 1] = False
     found = run_kernels(interpreter, inputs, **attributes_of(case))
     assert_equal(found[0, 1], np.zeros_like(found[0, 1]))
-    assert_close(found[0, 0], oracle(case, inputs)[0, 0], 1e-5)
+    assert_close(found[0, 0], expected_of(case, inputs)[0, 0], 1e-5)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 17])
 def test_result_does_not_depend_on_the_split_count(interpreter: Interpreter, splits: int) -> None:
     case = Case((150, 3), 6, heads=4, kv_heads=2, splits=splits)
     inputs = inputs_of(case)
-    assert_close(run_kernels(interpreter, inputs, **attributes_of(case)), oracle(case, inputs), 1e-5)
+    assert_close(run_kernels(interpreter, inputs, **attributes_of(case)), expected_of(case, inputs), 1e-5)
 
 
 def test_merge_kernel_alone(interpreter: Interpreter) -> None:
