@@ -26,6 +26,8 @@ except ImportError:  # not on Windows, where leftovers of a killed compile stay 
     fcntl = None  # type: ignore[assignment]
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
+# None: numpy's short write, which names no cause.
+_UNWRITABLE = (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 
 
 @contextlib.contextmanager
@@ -47,7 +49,7 @@ def staged(destination: Path) -> Iterator[Path]:
     try:
         yield directory
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
+        if error.errno in _UNWRITABLE:
             raise _write_error(destination, error) from error
         raise
     finally:

@@ -39,7 +39,7 @@ class DecoderSpec:
             config=self.config,
             cache_layers=self.config.num_layers,
             taps=self.taps,
-            sample=self.sample,
+            sample=self.sample[: self.max_positions],
         )
 
     def emit(self, b: Blocks) -> None:

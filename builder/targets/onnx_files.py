@@ -19,6 +19,9 @@ def save_model(
 
     ``progress`` is called with the bytes written since the last call. At any time one weight is in memory.
     """
+    for value in model.graph.initializers.values():  # small ones now: an error of theirs must leave as it is
+        if not _is_large(value.const_value) and isinstance(value.const_value, ir.LazyTensor):
+            value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype, name=value.name)
     values = [value for value in model.graph.initializers.values() if _is_large(value.const_value)]
     tensors = [value.const_value for value in values if value.const_value is not None]
 
