@@ -24,8 +24,8 @@ COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("drafter", "left"),
     ("tokens\n/s", "right"),
     ("x\nplain", "right"),
-    ("first\ntoken", "right"),
-    ("per\ntoken", "right"),
+    ("first\nms", "right"),
+    ("ms a\ntoken", "right"),
     ("passes", "right"),
     ("tokens\na pass", "right"),
     ("accepted", "right"),
@@ -99,8 +99,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.drafter if row.lossless else f"{row.drafter} (lossy)",
         f"{row.tokens_per_second:.1f}",
         f"{row.ratio:.2f}",
-        f"{1e3 * row.first_token_seconds:.0f} ms",
-        f"{1e3 * row.token_seconds:.1f} ms",
+        f"{1e3 * row.first_token_seconds:.0f}",
+        f"{1e3 * row.token_seconds:.1f}",
         str(row.passes),
         f"{row.tokens_per_pass:.2f}",
         f"{row.acceptance:.0%}" if drafted else "-",
@@ -143,6 +143,7 @@ def _draw_depths(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set(
         title="Acceptance by depth", xlabel="depth of the draft", ylabel="accepted, given all above", ylim=(0, 1.05)
     )
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.has_data():
         axes.legend()
 

@@ -19,7 +19,7 @@ from specrun.errors import RequestError
 from specrun.prompts import BUILTIN, Task, load_tasks
 from specrun.sampling import SamplingParams
 
-WIDTH = 100  # of the table at least: figures are never cut
+WIDTH = 110  # of the table at least: figures are never cut
 
 
 @click.command()
