@@ -5,23 +5,20 @@ Run as `make demo`, or `python -m tools.demo` where the package is installed. Ne
 
 from __future__ import annotations
 
-import json
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-import specrun
-from specbuild.cli import main as specbuild_command
-from specbuild.compile import compile_bundle
+from specbuild.drafters import KINDS
 from specrun import profiles
-from specrun.cli import main as specrun_command
 from specrun.errors import UserError
 from tools import demo_model
 
 PROMPT = "Explain in two sentences why the sky is blue."
-console = Console(highlight=False)
 
 
 @click.command()
@@ -29,16 +26,37 @@ console = Console(highlight=False)
 @click.option("--quantize", type=click.Choice(["int4", "int8"]), help="Compile with blocked integer weights.")
 @click.option("--limit", type=int, default=1, show_default=True, help="Prompts of each group in the comparison.")
 @click.option("--rounds", type=int, default=3, show_default=True, help="Rounds of the comparison.")
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Tokens a prompt in the comparison.")
+@click.option("--max-tokens", type=int, default=128, show_default=True, help="Tokens a turn in the comparison.")
 def demo(bundle: Path, quantize: str | None, limit: int, rounds: int, max_tokens: int) -> None:
-    """Fetch, compile, decode, compare."""
+    """Fetch, compile, decode, compare. Every step but the first is a command that you could type."""
+    begin = time.perf_counter()
     try:
         model = demo_model.fetch()
-        _say("1. Compile", f"specbuild compile {model.name} -o {bundle}")
-        drafters = shipped_drafters()
-        compile_arguments = [str(model), "-o", str(bundle), *_repeated("--drafter", drafters)]
-        if quantize:
-            compile_arguments += ["--quantize", quantize]
-        _run(specbuild_command, ["compile", *compile_arguments])
     except UserError as error:
-        raise SystemExit(f"demo: {error}") from None
+        click.echo(f"error: {error}", err=True)
+        raise SystemExit(error.exit_code) from None
+    drafters = [word for drafter in shipped_drafters() for word in ("--drafter", drafter)]
+    numerics = ["--quantize", quantize] if quantize else []
+    _run("specbuild", "compile", str(model), *drafters, *numerics, "-o", str(bundle))
+    _run("specrun", "generate", str(bundle), "-p", PROMPT, "--max-tokens", "96", "--stats")
+    sizes = ("--limit", str(limit), "--rounds", str(rounds), "--max-tokens", str(max_tokens))
+    _run("specrun", "bench", str(bundle), *sizes)
+    click.echo(f"Done in {time.perf_counter() - begin:.0f} s. Next: specrun chat {bundle}")
+
+
+def shipped_drafters() -> list[str]:
+    """``KIND=FOLDER`` of the drafters for the demo model in profiles/drafters: a folder is named after its kind."""
+    folders = sorted((profiles.ROOM / "drafters").glob("*/"))
+    return [f"{folder.name}={folder}" for folder in folders if folder.name in KINDS]
+
+
+def _run(command: str, *arguments: str) -> None:
+    """Shows a command and runs it; its failure ends the demo with its exit code."""
+    click.secho(f"\n$ {shlex.join([command, *arguments])}", bold=True)
+    result = subprocess.run([Path(sys.executable).parent / command, *arguments], check=False)
+    if result.returncode:
+        raise SystemExit(result.returncode)
+
+
+if __name__ == "__main__":
+    demo()
