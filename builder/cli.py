@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+
 from specrun.commands import LazyGroup
 
 

@@ -239,4 +239,4 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     expected = dict if origin is not None else hint
     if origin is not tuple and isinstance(value, expected) and not (expected is int and isinstance(value, bool)):
         return value
-    raise BundleError(f"{where}: found {value!r}, expected {getattr(hint, '__name__', hint)}. Compile the bundle again.")
+    raise BundleError(f"{where}: found {value!r}, expected {getattr(hint, '__name__', hint)}. Compile it again.")

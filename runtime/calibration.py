@@ -1,4 +1,4 @@
-"""Measures what a target pass of N nodes costs on this machine, once, and remembers it in the user's cache directory."""
+"""Measures what a target pass of N nodes costs on this machine, once, and remembers it in the user's cache."""
 
 from __future__ import annotations
 

@@ -40,5 +40,5 @@ def updated(cache_name: str) -> str:
 
 
 # Taps: what an engine may expose in HIDDEN. An integer i is the residual stream ENTERING layer i (so i = number of
-# layers is the stream that leaves the last layer, before the final norm); FINAL_NORM is the stream after the final norm.
+# layers is the stream that leaves the last layer, before the final norm); FINAL_NORM is the stream after that norm.
 FINAL_NORM = -1

@@ -82,7 +82,7 @@ class PassOutput:
 
 
 class Decoder:
-    """Runs passes of one engine. Captured steps are pooled by (first slot, B, N, M) and die with the cache's buffers."""
+    """Runs passes of one engine. Captured steps are pooled by (first slot, B, N, M), die with the cache's buffers."""
 
     def __init__(self, record: EngineRecord, session: Session, device: Device, cache: KVCache) -> None:
         self.record, self.cache = record, cache
@@ -122,7 +122,7 @@ class Decoder:
         ]
 
     def _inputs(self, rows: Sequence[Row], nodes: int, logit_rows: int) -> dict[str, Any]:
-        """The pass's host arrays. A padding node sees only itself, sits at its row's context length and gets no logits."""
+        """A pass's arrays. Padding nodes see only themselves, sit at their row's context length, get no logits."""
         batch = len(rows)
         lengths = self.cache.lengths([row.lane for row in rows])
         tokens = np.zeros((batch, nodes), dtype=np.int64)

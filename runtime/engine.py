@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
 
 from specrun.backends import open_device, open_session
 from specrun.bundle import Bundle, DrafterRecord, EngineRecord
@@ -25,7 +24,7 @@ from specrun.sampling import SamplingParams
 from specrun.sequence import Sequence, Statistics, TokenLogprob
 from specrun.text import Text, TextStream
 
-Prompt = Union[str, Seq[int]]
+Prompt = str | Seq[int]
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Engine:
         prompts: Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
-        drafter: str | Drafter | None | list[str | Drafter | None] = None,
+        drafter: str | Drafter | list[str | Drafter | None] | None = None,
         rule: Rule | None = None,
     ) -> list[Generation]:
         """Decodes several requests together, as many at a time as the bundle has lanes. One params (and drafter) for
@@ -193,7 +192,7 @@ class Engine:
         """The token ids a prompt stands for, checked. Raises RequestError."""
         ids = self.text.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not ids:
-            raise RequestError("prompt: it is empty and the model has no BOS token to start from. Give at least a token.")
+            raise RequestError("prompt: it is empty and the model has no BOS to start from. Give at least a token.")
         wrong = [token for token in ids if not 0 <= token < self.vocabulary]
         if wrong:
             raise RequestError(f"prompt: token ids {wrong[:5]} are outside the vocabulary, 0 to {self.vocabulary - 1}.")
@@ -226,7 +225,7 @@ class Engine:
         ids = self.encode(prompt)
         wrong = [token for token in params.logit_bias if token >= self.vocabulary]
         if wrong:
-            raise RequestError(f"logit_bias: token ids {wrong[:5]} are outside the vocabulary, 0 to {self.vocabulary - 1}.")
+            raise RequestError(f"logit_bias: ids {wrong[:5]} are outside the vocabulary, 0 to {self.vocabulary - 1}.")
         opened = self.drafter(drafter)
         return [
             Sequence(
@@ -291,7 +290,7 @@ class Engine:
     def _record(self, name: str, kind: str) -> EngineRecord:
         record = self.manifest.engine(name)
         if record.kind != kind:
-            raise BundleError(f"Engine {name!r}: it is a {record.kind} engine, a {kind} engine is needed. Compile again.")
+            raise BundleError(f"Engine {name!r}: a {record.kind} engine, expected a {kind} engine. Compile again.")
         return record
 
 

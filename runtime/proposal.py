@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Union
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ class SparseLaw:
     probs: FloatArray
 
 
-Law = Union[DenseLaw, SparseLaw]
+Law = DenseLaw | SparseLaw
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class Proposal:
         return path
 
     def prefix(self, nodes: int) -> Proposal:
-        """The first ``nodes`` nodes; laws of nodes that keep no child are dropped. Passengers are kept whole or dropped."""
+        """The first ``nodes`` nodes; laws of nodes that keep no child are dropped, passengers kept whole or dropped."""
         if nodes >= self.tree.size:
             return self
         tree = self.tree.prefix(nodes)

@@ -114,7 +114,7 @@ class Sequence:
         return min(self.params.max_tokens - len(self.output), self.max_length - len(self.tokens))
 
     def accept(self, verdict: Verdict) -> tuple[Verdict, str]:
-        """Takes over the verdict's tokens one by one and stops where a limit falls; returns what was kept, and its text.
+        """Takes over the verdict's tokens one by one and stops where a limit falls; returns what was kept and its text.
 
         The verdict that comes back is cut at the same token, so that output, cache and counters agree.
         """

@@ -24,7 +24,7 @@ class Text:
             self._tokenizer = RawTokenizer.from_file(str(directory / "tokenizer.json"))
             self._settings: dict[str, Any] = json.loads((directory / "text.json").read_text(encoding="utf-8"))
         except Exception as error:  # tokenizers raises bare Exception
-            raise BundleError(f"{directory}: its tokenizer cannot be read ({error}). Compile the bundle again.") from None
+            raise BundleError(f"{directory}: its tokenizer cannot be read ({error}). Compile it again.") from None
 
     @property
     def size(self) -> int:

@@ -33,7 +33,7 @@ def open_session(bundle: Bundle, record: EngineRecord, device: Any, threads: int
     engine = runtime.deserialize_cuda_engine(bundle.file(record.files[0]).read_bytes())
     if engine is None:
         raise BundleError(
-            f"Engine {record.name!r}: {record.compiler} wrote it and {PACKAGES[record.target]} {trt.__version__} cannot "
+            f"Engine {record.name!r}: {record.compiler} wrote it, {PACKAGES[record.target]} {trt.__version__} cannot "
             "load it here. Compile the bundle again on this machine."
         )
     return TrtSession(trt, runtime, engine, device)

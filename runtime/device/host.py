@@ -81,7 +81,7 @@ class HostDevice:
 
     def _refuse(self, what: str) -> None:
         if self._capturing is not None:
-            raise CaptureError(f"HostDevice: a captured step tried to {what}; a CUDA graph cannot. Do it before capture")
+            raise CaptureError(f"HostDevice: a captured step tried to {what}; CUDA graphs cannot. Do it before capture")
 
 
 def default_kernels() -> dict[str, Kernel]:

@@ -40,7 +40,7 @@ class Drafter(Protocol):
         """Before the sequence's prefill."""
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
-        """One proposal a sequence, of at most ``budgets[i]`` drafted nodes. Drafting fewer, or none, is always right."""
+        """One proposal a sequence, of at most ``budgets[i]`` drafted nodes. Drafting fewer or none is always right."""
 
     def observe(self, sequence: Sequence, commit: Commit) -> None:
         """After rows entered the target's cache: prefill chunks and verified paths alike. ``hidden`` is its to keep."""
@@ -72,7 +72,7 @@ class DraftContext:
     economics: Economics
     tokenizer_size: int
     eos_token_ids: frozenset[int]
-    open_decoder: Callable[[str], Decoder]  # a decoder engine of the bundle, with a cache for as many lanes as the target's
+    open_decoder: Callable[[str], Decoder]  # a decoder of the bundle, with a cache for as many lanes as the target's
     open_heads: Callable[[str], Heads]  # a head engine of the bundle
     open_drafter: Callable[[str], Drafter]  # another drafter of the bundle: hybrids are made of drafters
 
@@ -89,7 +89,7 @@ KINDS = {
 def open_drafter(record: DrafterRecord, context: DraftContext) -> Drafter:
     """The drafter of a record: ``CLASS.open(record, context)``. Raises BundleError for an unknown kind."""
     if record.kind not in KINDS:
-        raise BundleError(f"Drafter {record.name!r}: kind {record.kind!r} is unknown; this specrun runs {sorted(KINDS)}.")
+        raise BundleError(f"Drafter {record.name!r}: unknown kind {record.kind!r}; this specrun runs {sorted(KINDS)}.")
     module, _, name = KINDS[record.kind].partition(":")
     context = replace(context, economics=context.economics.of(record.name))
     drafter: Drafter = getattr(importlib.import_module(module), name).open(record, context)

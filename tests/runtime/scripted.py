@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+
 from specrun.proposal import Proposal
 from specrun.rules import SampleAndMatch
 from specrun.tree import DraftTree

@@ -153,7 +153,7 @@ def test_damaged_bundles(tiny_bundle, tmp_path):
     with pytest.raises(BundleError, match="sha256"):
         specrun.load(altered)
     weights.write_bytes(data[:-1])
-    with pytest.raises(BundleError, match="expected .* bytes"):
+    with pytest.raises(BundleError, match=r"expected .* bytes"):
         specrun.load(altered)
     for key in ("format_version", "contract_version"):
         other = copy(key)

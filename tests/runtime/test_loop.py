@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from specrun.errors import CapacityError
 from specrun.proposal import Proposal
 from specrun.sampling import SamplingParams
 from specrun.sequence import Sequence
-
 from specrun.tree import DraftTree
 from tests.runtime.scripted import Scripted, nothing, oracle_chain, random_tree, wrong_chain
 from tests.runtime.tiny_engine import TinyEngine

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
+
 from specrun import random as random_module
 from specrun.distribution import Distribution
 from specrun.random import LARGEST, Stream, Uniforms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from specrun.draft_law import draft_law, draw_with_replacement
 from specrun.errors import UserError
 from specrun.proposal import DenseLaw, Proposal

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specrun.distribution import BLOCK, Distribution
 from specrun.draft_law import draft_law, draw_with_replacement, draw_without_replacement
 from specrun.errors import RequestError, UserError

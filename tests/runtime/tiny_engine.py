@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from specrun import contract
 from specrun.bundle import CacheShape, EngineRecord, Limits
 from specrun.cache import KVCache
