@@ -29,7 +29,8 @@ check: $(CHECK)/.installed
 	cp -r builder build/check/specbuild
 	cp -r runtime build/check/specrun
 	cp -r plugins profiles build/check/specrun/
-	cd build/check && ../../$(CHECK)/bin/mypy --config-file ../../pyproject.toml -p specrun -p specbuild
+	cd build/check && ../../$(CHECK)/bin/mypy --config-file ../../pyproject.toml --strict -p specrun
+	cd build/check && ../../$(CHECK)/bin/mypy --config-file ../../pyproject.toml -p specbuild
 
 clean:
 	rm -rf $(DEMO) $(TEST) $(CHECK) build demo.bundle .pytest_cache .mypy_cache .ruff_cache

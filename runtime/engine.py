@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +179,7 @@ class Engine:
         *,
         drafter: str | Drafter | None = None,
         rule: Rule | None = None,
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Decodes one request and yields what it gains pass by pass. Closing the iterator cancels it."""
         sequences = self._sequences(prompt, params or SamplingParams(), drafter, rule)
         return self._deltas(sequences)
@@ -256,7 +256,7 @@ class Engine:
             for sequence in sequences:
                 self._loop.cancel(sequence)
 
-    def _deltas(self, sequences: list[Sequence]) -> Iterator[Delta]:
+    def _deltas(self, sequences: list[Sequence]) -> Generator[Delta, None, None]:
         with self._lock:
             for emission in self._run(sequences):
                 sequence = emission.sequence
@@ -304,7 +304,7 @@ class Conversation:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | Drafter | None = None
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Like Engine.stream, for a prompt that usually starts with all that was said before."""
         engine, settings = self._engine, params or SamplingParams()
         if settings.n != 1:

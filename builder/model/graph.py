@@ -52,7 +52,7 @@ class GraphBuilder:
         self._graph.inputs.append(value)
         return value
 
-    def output(self, name: str, value: ir.Value, dtype: ir.DataType, shape: Sequence[int | str]) -> None:
+    def output(self, name: str, value: ir.Value, dtype: ir.DataType, shape: ir.Shape | Sequence[int | str]) -> None:
         """Declares ``value`` as the graph output ``name``."""
         value.name = name
         value.type = ir.TensorType(dtype)

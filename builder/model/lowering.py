@@ -51,7 +51,7 @@ class Lowering(Protocol):
         """
 
 
-def declare_inputs(g: GraphBuilder) -> tuple[ir.Value, ...]:
+def declare_inputs(g: GraphBuilder) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value, ir.Value]:
     """The inputs every decoder has, in the order of ``contract.DECODER_INPUTS``."""
     integer = ir.DataType.INT64
     return (

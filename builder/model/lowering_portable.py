@@ -8,6 +8,7 @@ mask), and is the reference that other lowerings are compared with.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -76,13 +77,13 @@ class PortableLowering:
 
     def _rotate(self, g: GraphBuilder, step: DecoderStep, heads: ir.Value) -> ir.Value:
         rope, shared = step.config.rope, step.shared
-        partial = {} if rope.rotary_dim == step.config.head_dim else {"rotary_embedding_dim": rope.rotary_dim}
+        partial: dict[str, Any] = {} if rope.rotary_dim == step.config.head_dim else {"rotary_embedding_dim": rope.rotary_dim}
         return g.op("RotaryEmbedding", heads, shared.cos, shared.sin, step.positions, **partial)
 
     def _append(self, g: GraphBuilder, step: DecoderStep, cache: ir.Value, rows: ir.Value) -> ir.Value:
         updated = g.op("TensorScatter", cache, rows, step.context_lengths, axis=2)
         assert cache.name is not None and cache.shape is not None
-        g.output(contract.updated(cache.name), updated, g.dtype, list(cache.shape))
+        g.output(contract.updated(cache.name), updated, g.dtype, cache.shape)
         return updated
 
     def _mask(self, g: GraphBuilder, context: ir.Value, tree_mask: ir.Value, cache: ir.Value) -> ir.Value:

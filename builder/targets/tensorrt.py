@@ -33,7 +33,7 @@ class Full:
 
     def __init__(self, trt: Any) -> None:
         self.trt = trt
-        self.architectures = (_architecture(),)
+        self.architectures: tuple[str, ...] = (_architecture(),)
 
     def lowering(self, capacity: int) -> PortableLowering:
         return PortableLowering(capacity)

@@ -64,7 +64,7 @@ def masked_softmax(scores: np.ndarray, visible: np.ndarray) -> np.ndarray:
     peak = scores.max(axis=1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isfinite(peak), peak, 0))
     total = weights.sum(axis=1, keepdims=True)
-    return weights / np.where(total > 0, total, 1)
+    return np.asarray(weights / np.where(total > 0, total, 1))
 
 
 def merge(partial: np.ndarray, partial_lse: np.ndarray) -> np.ndarray:
