@@ -225,7 +225,7 @@ class Engine:
         ids = self.encode(prompt)
         wrong = [token for token in params.logit_bias if token >= self.vocabulary]
         if wrong:
-            raise RequestError(f"logit_bias: ids {wrong[:5]} are outside the vocabulary, 0 to {self.vocabulary - 1}.")
+            raise RequestError(f"logit_bias: token ids {wrong[:5]} are outside 0 to {self.vocabulary - 1}.")
         opened = self.drafter(drafter)
         return [
             Sequence(

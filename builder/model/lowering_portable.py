@@ -77,7 +77,8 @@ class PortableLowering:
 
     def _rotate(self, g: GraphBuilder, step: DecoderStep, heads: ir.Value) -> ir.Value:
         rope, shared = step.config.rope, step.shared
-        partial: dict[str, Any] = {} if rope.rotary_dim == step.config.head_dim else {"rotary_embedding_dim": rope.rotary_dim}
+        whole = rope.rotary_dim == step.config.head_dim
+        partial: dict[str, Any] = {} if whole else {"rotary_embedding_dim": rope.rotary_dim}
         return g.op("RotaryEmbedding", heads, shared.cos, shared.sin, step.positions, **partial)
 
     def _append(self, g: GraphBuilder, step: DecoderStep, cache: ir.Value, rows: ir.Value) -> ir.Value:
