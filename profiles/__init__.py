@@ -1,6 +1,6 @@
 """Profiles: data that compile and decode read, each kind with its schema.
 
-``shapes/``: what engines are compiled for. ``hardware/``: what machines can do.
+``shapes/``: what engines are compiled for. ``hardware/``: what machines can do. ``trees/``: draft trees of fixed shape.
 """
 
 from __future__ import annotations
@@ -40,8 +40,38 @@ def load_shapes(name: str) -> ShapeProfile:
     return _load(ShapeProfile, "shapes", name)
 
 
+@dataclass(frozen=True)
+class TreeProfile:
+    """A draft tree as choice paths: ``[0, 2]`` is the third best child of the root's best child."""
+
+    name: str
+    paths: tuple[tuple[int, ...], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+
+def load_tree(name: str) -> TreeProfile:
+    """The tree profile ``name``. Raises ProfileError, also where a path's prefix or a better sibling is missing."""
+    data = _read(name, "trees", TreeProfile)
+    paths = data["paths"]
+    if not isinstance(paths, list) or not all(_is_path(path) for path in paths):
+        raise ProfileError(f"Tree profile {name!r}: paths must be non-empty lists of integers of at least 0.")
+    known = {tuple(path) for path in paths}
+    for path in known:
+        before = [path[:-1]] if len(path) > 1 else []
+        before += [(*path[:-1], path[-1] - 1)] if path[-1] else []
+        if missing := [list(p) for p in before if p not in known]:
+            raise ProfileError(f"Tree profile {name!r}: path {list(path)} needs {missing[0]}, which is not there.")
+    return TreeProfile(str(data["name"]), tuple(sorted(known, key=lambda path: (len(path), path))))
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, list) and bool(path) and all(type(rank) is int and rank >= 0 for rank in path)
+
+
 def names(kind: str) -> list[str]:
-    """Names of the profiles of a kind ("shapes", "hardware")."""
+    """Names of the profiles of a kind ("shapes", "hardware", "trees")."""
     return sorted(path.stem for path in (ROOM / kind).glob("*.json"))
 
 
@@ -49,6 +79,12 @@ T = TypeVar("T")
 
 
 def _load(cls: type[T], kind: str, name: str) -> T:
+    data = _read(name, kind, cls)
+    hints = get_type_hints(cls)
+    return cls(**{key: _checked(hints[key], value, f"Profile {name!r}: {key}") for key, value in data.items()})
+
+
+def _read(name: str, kind: str, cls: type) -> dict[str, Any]:
     if name not in names(kind):
         raise ProfileError(f"Profile {name!r}: not among the {kind} profiles. Choose one of {', '.join(names(kind))}.")
     path = ROOM / kind / f"{name}.json"
@@ -56,8 +92,7 @@ def _load(cls: type[T], kind: str, name: str) -> T:
     expected = {f.name for f in fields(cls)}  # type: ignore[arg-type]
     if set(data) != expected:
         raise ProfileError(f"{path}: fields {sorted(set(data) ^ expected)} are missing or unknown.")
-    hints = get_type_hints(cls)
-    return cls(**{key: _checked(hints[key], value, f"{path}: {key}") for key, value in data.items()})
+    return data
 
 
 def _checked(hint: Any, value: Any, where: str) -> Any:

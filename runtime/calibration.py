@@ -9,6 +9,7 @@ import platform
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +41,11 @@ def measure(target: Decoder, max_nodes: int) -> dict[int, float]:
     points = [n for n in POINTS if n <= max(2, max_nodes)]
     lane = target.cache.acquire()
     try:
-        prompt = Row.of_chunk(lane, np.zeros(CONTEXT, dtype=np.int64), logits=False)
-        target.run([prompt])
-        target.cache.commit(lane, range(CONTEXT))
-        rows = [Row.of_tree(lane, np.zeros(n, dtype=np.int64), DraftTree.chain(n - 1)) for n in points]
+        context = min(CONTEXT, target.cache.max_length)
+        target.run([Row.of_chunk(lane, np.zeros(context, dtype=np.int64), logits=False)])
+        target.cache.commit(lane, range(context))
+        chains = [Row.of_tree(lane, np.zeros(n, dtype=np.int64), DraftTree.chain(n - 1)) for n in points]
+        rows = [replace(row, keep=0) for row in chains]  # nothing is committed: the context may be full
         for row in rows:
             target.run([row])  # captures, and lets the engine pick its kernels
         samples: list[list[float]] = [[] for _ in points]

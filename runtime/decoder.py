@@ -26,7 +26,8 @@ class Row:
     """One sequence's part of a pass: its new nodes.
 
     ``offsets`` are positions minus the lane's length (the nodes' depths); ``mask`` bool [N, N]; ``logit_nodes`` the
-    nodes whose logits are wanted; ``keep`` the most rows a commit may keep afterwards.
+    nodes whose logits are wanted; ``keep`` the most rows a commit may keep afterwards. ``scratch`` counts the rows that
+    earlier passes of the same draft wrote behind the committed ones; ``mask`` is then [N, scratch + N].
     """
 
     lane: Lane
@@ -36,6 +37,7 @@ class Row:
     logit_nodes: IntArray
     keep: int
     hidden_in: FloatArray | None = None
+    scratch: int = 0
 
     @staticmethod
     def of_tree(
@@ -82,7 +84,7 @@ class PassOutput:
 
 
 class Decoder:
-    """Runs passes of one engine. Captured steps are pooled by (first slot, B, N, M), die with the cache's buffers."""
+    """Runs passes of one engine. Captured steps are pooled by (first slot, B, N, M, T), die with the cache's buffers."""
 
     def __init__(self, record: EngineRecord, session: Session, device: Device, cache: KVCache) -> None:
         self.record, self.cache = record, cache
@@ -97,9 +99,10 @@ class Decoder:
         given, rows = rows, self._neighbours(rows)
         nodes = max(self.record.min_rows, max(row.tokens.size for row in rows))
         logit_rows = max(self.record.min_rows, max(row.logit_nodes.size for row in rows))
-        self.cache.reserve([row.lane for row in rows], nodes, [row.keep for row in rows])
-        step, buffers = self._step(rows[0].lane.slot, len(rows), nodes, logit_rows)
-        for name, array in self._inputs(rows, nodes, logit_rows).items():
+        columns = nodes + max(row.scratch for row in rows)
+        self.cache.reserve([row.lane for row in rows], columns, [row.keep for row in rows])
+        step, buffers = self._step(rows[0].lane.slot, len(rows), nodes, logit_rows, columns)
+        for name, array in self._inputs(rows, nodes, logit_rows, columns).items():
             self._device.copy(buffers[name], array)
         self._device.replay(step)
         logits = self._device.read(buffers[contract.LOGITS])
@@ -121,19 +124,22 @@ class Decoder:
             for lane in self.cache.lanes(first, last)
         ]
 
-    def _inputs(self, rows: Sequence[Row], nodes: int, logit_rows: int) -> dict[str, Any]:
+    def _inputs(self, rows: Sequence[Row], nodes: int, logit_rows: int, columns: int) -> dict[str, Any]:
         """A pass's arrays. Padding nodes see only themselves, sit at their row's context length, get no logits."""
         batch = len(rows)
         lengths = self.cache.lengths([row.lane for row in rows])
         tokens = np.zeros((batch, nodes), dtype=np.int64)
         positions = np.repeat(lengths[:, None], nodes, axis=1)
-        mask = np.broadcast_to(np.eye(nodes, dtype=np.bool_), (batch, nodes, nodes)).copy()
+        mask = np.zeros((batch, nodes, columns), dtype=np.bool_)
+        scratch = np.array([row.scratch for row in rows], dtype=np.int64)
+        each = np.arange(nodes)
         wanted = np.zeros((batch, logit_rows), dtype=np.int64)
         for b, row in enumerate(rows):
             n = row.tokens.size
             tokens[b, :n] = row.tokens
             positions[b, :n] += row.offsets
-            mask[b, :n, :n] = row.mask
+            mask[b, each, row.scratch + each] = True
+            mask[b, :n, : row.scratch + n] = row.mask
             wanted[b, : row.logit_nodes.size] = row.logit_nodes
         arrays = {
             contract.TOKENS: tokens,
@@ -142,6 +148,8 @@ class Decoder:
             contract.TREE_MASK: mask,
             contract.LOGIT_ROWS: wanted,
         }
+        if self.record.scratch:
+            arrays[contract.WRITE_ROWS] = lengths + scratch
         if self.record.hidden_in is not None:
             features = np.zeros((batch, nodes, self.record.hidden_in), dtype=np.float32)
             for b, row in enumerate(rows):
@@ -150,9 +158,11 @@ class Decoder:
             arrays[contract.HIDDEN_IN] = features
         return arrays
 
-    def _step(self, first: int, batch: int, nodes: int, logit_rows: int) -> tuple[Step, dict[str, Buffer]]:
-        key = (first, batch, nodes, logit_rows)
-        shapes = self._shapes(batch, nodes, logit_rows)
+    def _step(
+        self, first: int, batch: int, nodes: int, logit_rows: int, columns: int
+    ) -> tuple[Step, dict[str, Buffer]]:
+        key = (first, batch, nodes, logit_rows, columns)
+        shapes = self._shapes(batch, nodes, logit_rows, columns)
         self._arena.reserve(shapes)
         if self._valid != (self.cache.generation, self._arena.generation):
             self._steps.clear()
@@ -174,18 +184,20 @@ class Decoder:
             self._device.enqueue(bound)
         return step, buffers
 
-    def _shapes(self, batch: int, nodes: int, logit_rows: int) -> dict[str, Shape]:
+    def _shapes(self, batch: int, nodes: int, logit_rows: int, columns: int) -> dict[str, Shape]:
         record = self.record
         shapes: dict[str, Shape] = {
             contract.TOKENS: ((batch, nodes), np.int64),
             contract.POSITIONS: ((batch, nodes), np.int64),
             contract.CONTEXT_LENGTHS: ((batch,), np.int64),
-            contract.TREE_MASK: ((batch, nodes, nodes), np.bool_),
+            contract.TREE_MASK: ((batch, nodes, columns), np.bool_),
             contract.LOGIT_ROWS: ((batch, logit_rows), np.int64),
             contract.LOGITS: ((batch, logit_rows, record.vocab_size), np.float32),
         }
         if record.taps:
             shapes[contract.HIDDEN] = ((batch, nodes, len(record.taps) * record.hidden_size), np.float32)
+        if record.scratch:
+            shapes[contract.WRITE_ROWS] = ((batch,), np.int64)
         if record.hidden_in is not None:
             shapes[contract.HIDDEN_IN] = ((batch, nodes, record.hidden_in), np.float32)
         return shapes

@@ -21,6 +21,14 @@ class PassCosts:
         self._curves = {1: _Curve(curve)} | {b: _Curve(points) for b, points in (batches or {}).items()}
         self._relative: dict[tuple[int, int], float] = {}
         self._slopes: dict[tuple[int, int], list[float]] = {}
+        self.plain_seconds: float | None = None  # of a plain pass of one sequence, followed while running
+
+    def observe(self, nodes: int, batch: int, seconds: float) -> None:
+        """Takes over how long a pass took."""
+        plain = seconds / self(nodes, batch)
+        known = self.plain_seconds or plain
+        # A pass that was captured anew, or disturbed, counts as twice the usual at most.
+        self.plain_seconds = known + 0.05 * (min(plain, 2 * known) - known)
 
     def __call__(self, nodes: int, batch: int = 1) -> float:
         if batch in self._curves:

@@ -94,7 +94,9 @@ class Loop:
             Row.of_tree(_lane(sequence), proposal.tokens, proposal.tree, proposal.passengers)
             for sequence, proposal in zip(batch, proposals, strict=True)
         ]
-        return self.target.run(rows)
+        output = self.target.run(rows)
+        self.economics.costs.observe(output.nodes, len(rows), output.seconds)
+        return output
 
     def commit(self, sequence: Sequence, proposal: Proposal, verdict: Verdict, output: PassOutput, row: int) -> None:
         """Keeps the accepted rows and tells the drafter. The target's cache then holds all tokens but the last."""

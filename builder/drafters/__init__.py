@@ -24,6 +24,7 @@ from specrun.errors import CompileError
 KINDS = {
     "hybrid": "specbuild.drafters.hybrid:HybridCompiler",
     "suffix": "specbuild.drafters.suffix:SuffixCompiler",
+    "draft-model": "specbuild.drafters.draft_model:DraftModelCompiler",
     "prompt-lookup": "specbuild.drafters.prompt_lookup:PromptLookupCompiler",
     "ngram": "specbuild.drafters.ngram:NgramCompiler",
 }

@@ -55,6 +55,7 @@ class EngineDescription:
     hidden_in: int | None = None
     heads: int = 0
     sample: tuple[int, ...] = ()
+    scratch: bool = False
 
 
 class Blocks:
@@ -67,12 +68,14 @@ class Blocks:
 
     # Inputs
 
-    def decoder_inputs(self, config: ModelConfig, layers: int, max_positions: int) -> DecoderStep:
+    def decoder_inputs(
+        self, config: ModelConfig, layers: int, max_positions: int, scratch: bool = False
+    ) -> DecoderStep:
         """Declares the contract's inputs and ``layers`` caches of ``config``'s shape.
 
-        ``max_positions``: rotary tables reach this far, in tokens.
+        ``max_positions``: rotary tables reach this far, in tokens. ``scratch``: for engines that draft (WRITE_ROWS).
         """
-        return self.lowering.begin(self.graph, config, layers, max_positions)
+        return self.lowering.begin(self.graph, config, layers, max_positions, scratch)
 
     def hidden_in(self, width: int, rows: str = "N") -> ir.Value:
         """Declares HIDDEN_IN, float32 [B, rows, width], and brings it to the graph's type. Head engines: rows="M"."""

@@ -28,6 +28,7 @@ class DecoderSpec:
     max_positions: int
     taps: tuple[int, ...] = ()
     sample: tuple[int, ...] = ()
+    drafts: bool = False  # a draft model: its passes see the scratch rows of earlier ones
 
     def describe(self) -> EngineDescription:
         return EngineDescription(
@@ -40,12 +41,13 @@ class DecoderSpec:
             cache_layers=self.config.num_layers,
             taps=self.taps,
             sample=self.sample[: self.max_positions],
+            scratch=self.drafts,
         )
 
     def emit(self, b: Blocks) -> None:
         """Embedding, layers, final norm, head over the rows that are asked for."""
         config, weights = self.config, Weights(self.tensors)
-        step = b.decoder_inputs(config, config.num_layers, self.max_positions)
+        step = b.decoder_inputs(config, config.num_layers, self.max_positions, self.drafts)
         streams = [b.embedding(step.tokens, weights["model.embed_tokens.weight"])]
         for layer in range(config.num_layers):
             below = weights.below(f"model.layers.{layer}")

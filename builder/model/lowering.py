@@ -30,6 +30,7 @@ class DecoderStep:
     context_lengths: ir.Value
     tree_mask: ir.Value
     logit_rows: ir.Value
+    write_rows: ir.Value  # the context lengths, where the engine takes no WRITE_ROWS
     keys: tuple[ir.Value, ...]
     values: tuple[ir.Value, ...]
     config: ModelConfig
@@ -39,8 +40,10 @@ class DecoderStep:
 class Lowering(Protocol):
     """Two verbs. ``begin`` is called once a graph, ``attention`` once a layer."""
 
-    def begin(self, g: GraphBuilder, config: ModelConfig, layers: int, max_positions: int) -> DecoderStep:
-        """Declares the inputs, derives masks and rotary tables."""
+    def begin(
+        self, g: GraphBuilder, config: ModelConfig, layers: int, max_positions: int, scratch: bool = False
+    ) -> DecoderStep:
+        """Declares the inputs (with WRITE_ROWS where ``scratch``), derives masks and rotary tables."""
 
     def attention(
         self, g: GraphBuilder, step: DecoderStep, layer: int, qkv: ir.Value, norms: HeadNorms | None, rotary: bool
@@ -51,13 +54,14 @@ class Lowering(Protocol):
         """
 
 
-def declare_inputs(g: GraphBuilder) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value, ir.Value]:
-    """The inputs every decoder has, in the order of ``contract.DECODER_INPUTS``."""
+def declare_inputs(g: GraphBuilder, scratch: bool = False) -> tuple[ir.Value, ...]:
+    """The inputs every decoder has, in the order of ``contract.DECODER_INPUTS``, then the rows to write."""
     integer = ir.DataType.INT64
-    return (
+    inputs = (
         g.input(contract.TOKENS, integer, ("B", "N")),
         g.input(contract.POSITIONS, integer, ("B", "N")),
         g.input(contract.CONTEXT_LENGTHS, integer, ("B",)),
-        g.input(contract.TREE_MASK, ir.DataType.BOOL, ("B", "N", "N")),
+        g.input(contract.TREE_MASK, ir.DataType.BOOL, ("B", "N", "T" if scratch else "N")),
         g.input(contract.LOGIT_ROWS, integer, ("B", "M")),
     )
+    return (*inputs, g.input(contract.WRITE_ROWS, integer, ("B",)) if scratch else inputs[2])

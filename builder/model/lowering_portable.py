@@ -33,12 +33,14 @@ class PortableLowering:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
 
-    def begin(self, g: GraphBuilder, config: ModelConfig, layers: int, max_positions: int) -> DecoderStep:
-        inputs = declare_inputs(g)
+    def begin(
+        self, g: GraphBuilder, config: ModelConfig, layers: int, max_positions: int, scratch: bool = False
+    ) -> DecoderStep:
+        inputs = declare_inputs(g, scratch)
         shape = ("B", config.num_kv_heads, self.capacity or "S", config.head_dim)
         keys = tuple(g.input(contract.key_cache(i), g.dtype, shape) for i in range(layers))
         values = tuple(g.input(contract.value_cache(i), g.dtype, shape) for i in range(layers))
-        _, _, context_lengths, tree_mask, _ = inputs
+        _, _, context_lengths, tree_mask, *_ = inputs
         with g.scope("step"):
             mask = self._mask(g, context_lengths, tree_mask, keys[0])
             cos, sin = _rotary_tables(g, config.rope, max_positions) if any(config.rope_layers) else (None, None)
@@ -82,7 +84,7 @@ class PortableLowering:
         return g.op("RotaryEmbedding", heads, shared.cos, shared.sin, step.positions, **partial)
 
     def _append(self, g: GraphBuilder, step: DecoderStep, cache: ir.Value, rows: ir.Value) -> ir.Value:
-        updated = g.op("TensorScatter", cache, rows, step.context_lengths, axis=2)
+        updated = g.op("TensorScatter", cache, rows, step.write_rows, axis=2)
         assert cache.name is not None and cache.shape is not None
         g.output(contract.updated(cache.name), updated, g.dtype, cache.shape)
         return updated
@@ -91,9 +93,11 @@ class PortableLowering:
         """Additive [B, 1, N, S].
 
         A cache row's place relative to the context selects a column of [1 | tree_mask | 0]: column 0 for committed
-        rows, column 1 + j for new row j, the last for rows not yet written.
+        rows, column 1 + j for row j behind them, the last for rows not yet written.
         """
         nodes = g.op("Shape", tree_mask, start=1, end=2)
+        assert tree_mask.shape is not None
+        width = nodes if tree_mask.shape[1] == tree_mask.shape[2] else g.op("Shape", tree_mask, start=2, end=3)
         ends = g.op("Concat", g.op("Shape", tree_mask, start=0, end=2), g.constant([1]), axis=0)
         hidden = g.constant(_lowest(g.dtype), g.dtype)
         zero = g.constant(0, g.dtype)
@@ -102,7 +106,7 @@ class PortableLowering:
         column = g.op("Sub", self._rows(g, cache), g.op("Unsqueeze", context, g.constant([-1])))
         column = g.op("Add", column, g.constant(1))
         column = g.op("Max", column, g.constant(0))
-        column = g.op("Min", column, g.op("Add", nodes, g.constant([1])))
+        column = g.op("Min", column, g.op("Add", width, g.constant([1])))
         column = g.op("Unsqueeze", column, g.constant([1]))
         shape = g.op("Concat", g.constant([1]), nodes, g.constant([1]), axis=0)
         mask = g.op("GatherElements", columns, g.op("Expand", column, shape), axis=2)

@@ -60,6 +60,7 @@ class CpuTarget:
             taps=engine.taps,
             hidden_in=engine.hidden_in,
             heads=engine.heads,
+            scratch=engine.scratch,
         )
 
 

@@ -91,6 +91,7 @@ class TensorRTTarget:
             taps=engine.taps,
             hidden_in=engine.hidden_in,
             heads=engine.heads,
+            scratch=engine.scratch,
         )
 
     def _graph(self, engine: EngineDescription, lowering: Lowering) -> ir.Model:

@@ -78,6 +78,7 @@ class DraftContext:
 
 
 KINDS = {
+    "draft-model": "specrun.drafters.draft_model:DraftModel",
     "none": "specrun.drafters.none:NoDrafter",
     "prompt-lookup": "specrun.drafters.prompt_lookup:PromptLookup",
     "suffix": "specrun.drafters.suffix:Suffix",

@@ -1,0 +1,201 @@
+"""DecoderDrafter: what drafters with a decoder of their own share. One pass catches up, then one pass a level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from specrun.cache import Lane
+from specrun.decoder import Decoder, Row
+from specrun.drafters.growth import Draft, Grower
+from specrun.drafters.pacing import Pacing
+from specrun.proposal import Commit, FloatArray, Proposal
+from specrun.rules import Rule
+from specrun.sequence import Sequence
+from specrun.tree import IntArray
+
+
+@dataclass
+class Chunk:
+    """Rows that a drafter's cache lacks: ``tokens`` int64 [K] and, for heads, ``features`` float32 [K, H_in]."""
+
+    tokens: IntArray
+    features: FloatArray | None = None
+
+    def piece(self, start: int, stop: int) -> Chunk:
+        return Chunk(self.tokens[start:stop], None if self.features is None else self.features[start:stop])
+
+
+@dataclass
+class State:
+    """One sequence's: its lane in the drafter's cache, and the draft that is being grown or judged."""
+
+    lane: Lane
+    draft: Draft | None = None
+    rows: dict[int, int] = field(default_factory=dict)  # node of the draft -> its scratch row
+    features: dict[int, FloatArray] = field(default_factory=dict)  # node -> what its children are conditioned on
+
+
+@dataclass
+class DecoderDrafter:
+    """``greedy`` and ``sampled``: how drafts grow for greedy and for sampled requests. ``pacing``: None never pauses.
+
+    Subclasses say what their cache lacks (``missing``) and what becomes of a draft (``settle``).
+    """
+
+    name: str
+    decoder: Decoder
+    rule: Rule
+    greedy: Grower
+    sampled: Grower
+    pacing: Pacing | None
+    prefill_chunk: int
+    max_nodes: int
+    taps: tuple[int, ...] = ()
+    _states: dict[Sequence, State] = field(default_factory=dict)
+
+    def missing(self, sequence: Sequence) -> Chunk:
+        """The rows to run before a draft's first token is known; its last row is the draft's root."""
+        raise NotImplementedError
+
+    def begin(self, sequence: Sequence) -> None:
+        self._states[sequence] = State(self.decoder.cache.acquire())
+
+    def end(self, sequence: Sequence) -> None:
+        state = self._states.pop(sequence, None)
+        if state is not None:
+            self.decoder.cache.release(state.lane)
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        drafting = [s for s, budget in zip(sequences, budgets, strict=True) if budget > 0 and self._starts(s)]
+        drafts = {s: Draft.of(s, budget) for s, budget in zip(sequences, budgets, strict=True) if s in drafting}
+        seconds = 0.0
+        if drafting:
+            seconds = self._catch_up(drafting, drafts) + self._grow(drafting)
+        return [self._finish(s, seconds) if s in drafts else Proposal.empty(s.pending) for s in sequences]
+
+    def observe(self, sequence: Sequence, commit: Commit) -> None:
+        state = self._states[sequence]
+        if state.draft is not None and commit.verdict is not None and commit.proposal is not None:
+            self.learn(state.draft, [*commit.tokens[1:].tolist(), commit.next_token])
+        state.draft = None
+
+    def learn(self, draft: Draft, emitted: list[int]) -> None:
+        """Compares a draft, the nodes that were not proposed included, with the tokens that came."""
+        if self.pacing is None or draft.laws:
+            return
+        node = 0
+        for token in emitted:
+            children = [n for n in range(node + 1, draft.size) if draft.parents[n] == node]
+            for child in children:
+                self.pacing.learn(draft.depths[child], draft.probs[child], draft.tokens[child] == token)
+            node = next((child for child in children if draft.tokens[child] == token), 0)
+            if node == 0:
+                return
+
+    def draft_costs(self, length: int) -> list[float]:
+        """See ``specrun.drafters.Priced``."""
+        if self.pacing is None or length == 0:
+            return [0.0] * length
+        return [self.pacing.cost("first")] + [self.pacing.cost("step")] * (length - 1)
+
+    def _grower(self, sequence: Sequence) -> Grower:
+        return self.greedy if sequence.params.greedy else self.sampled
+
+    def _starts(self, sequence: Sequence) -> bool:
+        """A grower of sampled drafts with laws never pauses: a seed's output must not depend on time."""
+        if self.pacing is None or self._grower(sequence) is not self.greedy:
+            return True
+        return self.pacing.worth_starting()
+
+    def _catch_up(self, sequences: Seq[Sequence], drafts: dict[Sequence, Draft]) -> float:
+        """Brings every lane up to its sequence and grows the first level. Returns the seconds of the last pass."""
+        chunks = {}
+        for sequence in sequences:
+            chunk = self.missing(sequence)
+            chunks[sequence] = self.flush(self._states[sequence].lane, chunk, self.prefill_chunk)
+        rows = [
+            Row.of_chunk(self._states[s].lane, chunks[s].tokens, logits=True, hidden_in=chunks[s].features)
+            for s in sequences
+        ]
+        output = self.decoder.run(rows)
+        logits = [row[-1].copy() for row in output.logits]
+        for i, (sequence, row) in enumerate(zip(sequences, rows, strict=True)):
+            state = self._states[sequence]
+            self.decoder.cache.commit(state.lane, range(row.tokens.size))
+            state.draft, state.rows, state.features = drafts[sequence], {}, {}
+            if output.hidden is not None:
+                state.features[0] = output.hidden[i][-1].copy()
+            self._grower(sequence).expand(state.draft, 0, logits[i])
+        if self.pacing is not None and max(row.tokens.size for row in rows) <= self.max_nodes:
+            self.pacing.timed("first", output.seconds)
+        return output.seconds
+
+    def flush(self, lane: Lane, chunk: Chunk, keep: int) -> Chunk:
+        """Runs and commits the front of a long chunk, piece by piece; returns the last ``keep`` rows or fewer."""
+        done = 0
+        while chunk.tokens.size - done > keep:
+            piece = chunk.piece(done, min(done + self.prefill_chunk, chunk.tokens.size - 1))
+            self.decoder.run([Row.of_chunk(lane, piece.tokens, logits=False, hidden_in=piece.features)])
+            self.decoder.cache.commit(lane, range(piece.tokens.size))
+            done += piece.tokens.size
+        return chunk.piece(done, chunk.tokens.size)
+
+    def _grow(self, sequences: Seq[Sequence]) -> float:
+        """Runs level after level, all sequences in one pass, until none goes on. Returns the seconds it took."""
+        seconds, level = 0.0, 1
+        while True:
+            room = self.max_nodes - 1 - max(len(self._states[sequence].rows) for sequence in sequences)
+            frontiers = [self._frontier(sequence, level)[: max(room, 0)] for sequence in sequences]
+            if not any(frontiers):
+                return seconds
+            rows = [self._row(self._states[s], nodes) for s, nodes in zip(sequences, frontiers, strict=True)]
+            output = self.decoder.run(rows)
+            seconds += output.seconds
+            if self.pacing is not None:
+                self.pacing.timed("step", output.seconds)
+            for i, (sequence, nodes) in enumerate(zip(sequences, frontiers, strict=True)):
+                state, grower = self._states[sequence], self._grower(sequence)
+                assert state.draft is not None
+                for j, node in enumerate(nodes):
+                    state.rows[node] = rows[i].scratch + j
+                    if output.hidden is not None:
+                        state.features[node] = output.hidden[i][j].copy()
+                    grower.expand(state.draft, node, output.logits[i][j])
+            level += 1
+
+    def _frontier(self, sequence: Sequence, level: int) -> list[int]:
+        state = self._states[sequence]
+        assert state.draft is not None
+        return self._grower(sequence).frontier(state.draft, level)
+
+    def _row(self, state: State, nodes: list[int]) -> Row:
+        """The pass's row of a sequence: nodes of one level, which see their ancestors' scratch rows.
+
+        A sequence that does not go on takes part with no node: its scratch rows stay as they are.
+        """
+        draft, scratch = state.draft, len(state.rows)
+        assert draft is not None
+        mask = np.zeros((len(nodes), scratch + len(nodes)), dtype=np.bool_)
+        for i, node in enumerate(nodes):
+            mask[i, scratch + i] = True
+            mask[i, [state.rows[ancestor] for ancestor in draft.path(node)[:-1]]] = True
+        tokens = np.array([draft.tokens[node] for node in nodes], dtype=np.int64)
+        offsets = np.array([draft.depths[node] - 1 for node in nodes], dtype=np.int64)
+        row = Row(state.lane, tokens, offsets, mask, np.arange(len(nodes)), 0, scratch=scratch)
+        if self.decoder.record.hidden_in is None or not nodes:
+            return row
+        features = np.zeros((len(nodes), self.decoder.record.hidden_in), dtype=np.float32)
+        for i, node in enumerate(nodes):
+            own = state.features[draft.parents[node]]
+            features[i, -own.size :] = own
+        return replace(row, hidden_in=features)
+
+    def _finish(self, sequence: Sequence, seconds: float) -> Proposal:
+        draft = self._states[sequence].draft
+        assert draft is not None
+        proposal = self._grower(sequence).finish(draft)
+        cost = 0.0 if self.pacing is None else self.pacing.passes(seconds)
+        return replace(proposal, draft_cost=cost)
