@@ -70,7 +70,8 @@ class ModelConfig:
         """Reads a parsed config.json.
 
         ``weights_dtype`` is used where the config names no dtype ("auto" or absent). ``max_length`` (tokens) is the
-        longest context that will ever be used: it makes models usable whose sliding window is at least that long.
+        longest context that will ever be used: it makes models usable whose sliding window is at least that long, or
+        whose rotary table does not change up to it.
         Raises CheckpointError by name for what cannot be compiled correctly.
         """
         return _HFConfigReader(config).read(weights_dtype, max_length)
@@ -229,6 +230,8 @@ class _HFConfigReader:
         max_position = self.size("max_position_embeddings")
         context = min(max_position, max_length or max_position)
         self._check_window(layers, context)
+        rope = self._rope(head_dim, max_position)
+        rope.check_length(context)
         bos, eos, pad = self._token_ids()
         family = self.family
         return ModelConfig(
@@ -241,7 +244,7 @@ class _HFConfigReader:
             num_kv_heads=self.size("num_key_value_heads", heads),
             head_dim=head_dim,
             rms_norm_eps=self._epsilon(),
-            rope=self._rope(head_dim, max_position),
+            rope=rope,
             max_position=context,
             tie_embeddings=bool(self.get("tie_word_embeddings", False)),
             qkv_bias=family.qkv_bias(self.config),

@@ -66,17 +66,21 @@ class RopeConfig:
         """
         return KINDS[self.kind](self, length)
 
+    def check_length(self, length: int) -> None:
+        """Raises CheckpointError where a context of ``length`` tokens would need more than one table."""
+        limit = self.exact_length
+        if limit is not None and length > limit:
+            raise CheckpointError(
+                f"rope type {self.kind!r} changes its frequencies when a context grows beyond {limit} tokens, which a "
+                f"compiled table cannot follow; asked for {length}. Compile with --max-length {limit} or less."
+            )
+
     def cos_sin(self, max_positions: int) -> tuple[np.ndarray, np.ndarray]:
         """Float32 tables ``[max_positions, rotary_dim / 2]`` of the cosines and sines.
 
         Raises CheckpointError where positions up to ``max_positions`` would need more than one table.
         """
-        limit = self.exact_length
-        if limit is not None and max_positions > limit:
-            raise CheckpointError(
-                f"rope type {self.kind!r} changes its frequencies when a context grows beyond {limit} tokens, which a "
-                f"compiled table cannot follow; asked for {max_positions}. Compile with --max-length {limit} or less."
-            )
+        self.check_length(max_positions)
         frequencies, scaling = self.inverse_frequencies(max_positions)
         # The product is rounded to float32 as the original does; its cosine is then exact for that angle.
         angles = (np.arange(max_positions, dtype=np.float32)[:, None] * frequencies[None, :]).astype(np.float64)

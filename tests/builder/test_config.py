@@ -150,7 +150,7 @@ WINDOWED = [
     config_of("mistral", sliding_window=256, max_position_embeddings=1024),
     {"model_type": "mistral", **BASE, "num_key_value_heads": 2},  # the class default is a window of 4096
     config_of("phi3", sliding_window=256),
-    config_of("qwen2", use_sliding_window=True, sliding_window=256, max_window_layers=4),
+    config_of("qwen2", use_sliding_window=True, sliding_window=256, max_window_layers=7),
     config_of("qwen3", use_sliding_window=True, sliding_window=256, layer_types=["sliding_attention"] * 8),
     config_of("smollm3", use_sliding_window=True, sliding_window=256),
 ]

@@ -75,6 +75,11 @@ def hf_config(config: dict[str, Any]) -> Any:
     return AutoConfig.for_model(**config)
 
 
+def rope_of(config: dict[str, Any]) -> RopeConfig:
+    """The rotary embedding of a model that will not be used beyond the trained length."""
+    return ModelConfig.from_hf(config, max_length=TRAINED).rope
+
+
 def assert_same_tables(rope: RopeConfig, module: torch.nn.Module, length: int) -> None:
     for ours, theirs in zip(rope.cos_sin(length), tables(module, length), strict=True):
         assert ours.dtype == np.float32
@@ -103,7 +108,7 @@ def test_dynamic_frequencies_follow_the_length_of_the_call(length: int) -> None:
     config = llama_config({"type": "dynamic", "factor": 2.0}, max_position_embeddings=TRAINED)
     module = LlamaRotaryEmbedding(hf_config(config))
     tables(module, length)  # transformers replaces the table during the call
-    frequencies, _ = ModelConfig.from_hf(config).rope.inverse_frequencies(length)
+    frequencies, _ = rope_of(config).inverse_frequencies(length)
     np.testing.assert_allclose(frequencies, module.inv_freq.numpy(), rtol=3e-7, atol=0)
 
 
@@ -122,18 +127,21 @@ def test_longrope_frequencies_follow_the_length_of_the_call(length: int, overrid
     config = phi3_config(**overrides)
     module = Phi3RotaryEmbedding(hf_config(config))
     tables(module, length)
-    frequencies, scaling = ModelConfig.from_hf(config).rope.inverse_frequencies(length)
+    frequencies, scaling = rope_of(config).inverse_frequencies(length)
     np.testing.assert_allclose(frequencies, module.inv_freq.numpy(), rtol=3e-7, atol=0)
     assert scaling == pytest.approx(module.attention_scaling)
 
 
 def test_longrope_table_is_exact_up_to_the_trained_length_and_refused_beyond() -> None:
     config = phi3_config()
-    rope = ModelConfig.from_hf(config).rope
+    rope = rope_of(config)
     assert rope.exact_length == TRAINED
     assert_same_tables(rope, Phi3RotaryEmbedding(hf_config(config)), TRAINED)
-    with pytest.raises(CheckpointError, match=r"'longrope'.*--max-length 128"):
+    message = r"'longrope' changes .* beyond 128 tokens.*--max-length 128"
+    with pytest.raises(CheckpointError, match=message):
         rope.cos_sin(TRAINED + 1)
+    with pytest.raises(CheckpointError, match=message):
+        ModelConfig.from_hf(config)
 
 
 def test_longrope_with_one_set_of_divisors_has_one_table() -> None:
@@ -147,7 +155,7 @@ def test_longrope_with_one_set_of_divisors_has_one_table() -> None:
 def test_old_phi3_names_of_longrope() -> None:
     config = phi3_config()
     config["rope_scaling"]["type"] = "su"
-    assert ModelConfig.from_hf(config).rope.kind == "longrope"
+    assert rope_of(config).kind == "longrope"
 
 
 @pytest.mark.parametrize(
@@ -167,5 +175,5 @@ def test_bad_rope_settings_are_refused_by_name(scaling: Any, message: str) -> No
 
 
 def test_json_round_trip() -> None:
-    rope = ModelConfig.from_hf(phi3_config()).rope
+    rope = rope_of(phi3_config())
     assert RopeConfig.from_json(rope.to_json()) == rope

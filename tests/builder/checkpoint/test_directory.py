@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +209,26 @@ def test_tokenizer_json_alone_decides_about_bos_as_in_transformers(
     for text in ("", "a quick fox"):
         assert ours.tokenizer.encode(text).ids == theirs(text).input_ids
     assert ours.add_bos == in_file
+
+
+def peak_of(action: Callable[[], object]) -> int:
+    """Bytes allocated at the highest point while ``action`` runs."""
+    tracemalloc.start()
+    action()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_no_more_than_one_tensor_is_held(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, "llama", vocab=512, hidden=1024, tie=True)
+    checkpoint = open_checkpoint(tmp_path)
+    largest = max(source.read().nbytes for source in checkpoint.tensors.values())
+    assert largest > 8e6
+
+    def read_all() -> None:
+        for source in checkpoint.tensors.values():
+            source.read_float32()
+
+    assert peak_of(lambda: open_checkpoint(tmp_path)) < largest / 4
+    assert peak_of(read_all) < 2.1 * largest  # one being read while the last one is let go

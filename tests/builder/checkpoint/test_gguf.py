@@ -141,7 +141,7 @@ def test_longrope_divisors_of_phi3(tmp_path: Path) -> None:
     }
     keys = {"phi3.rope.scaling.original_context_length": 128, "phi3.rope.scaling.attn_factor": 1.19}
     file = convert(tmp_path, "phi3", gguf_divisors=divisors, gguf_options={"metadata": keys})
-    rope = open_checkpoint(file).config.rope
+    rope = open_checkpoint(file, max_length=128).config.rope
     assert (rope.kind, rope.exact_length) == ("longrope", 128)
     frequencies, scaling = rope.inverse_frequencies(129)
     plain = 10000.0 ** (-np.arange(0, 16, 2) / 16)
