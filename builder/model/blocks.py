@@ -15,8 +15,9 @@ it never touches ONNX, precisions or targets. A one-layer head that is condition
     EngineDescription("eagle", "decoder", vocab_size=V, hidden_size=H, cache_layers=1, config=config,
                       hidden_in=3 * H, taps=(1,), emit=emit)
 
-Weights are any objects with ``name``, ``shape`` and ``read_float32()`` (``specbuild.model.weights``); equal names are
-stored once, so a head that uses the target's tensors must pass them on under the target's names. A variant of a layer
+Weights are any hashable objects with ``name``, ``shape`` and ``read_float32()`` (``specbuild.model.weights``). A
+weight is stored once: a head that borrows the target's embedding passes the target checkpoint's own object, and on the
+cpu target its engine reads the target's file. A variant of a layer
 (no input norm, inputs twice as wide, other residuals) is written with ``attention`` and ``mlp`` in place of
 ``decoder_layer``.
 """
@@ -169,7 +170,7 @@ class Blocks:
     def vector(self, weight: Weight) -> ir.Value:
         """A small weight in the graph's type, as it is stored."""
         dtype = DTYPES[self.graph.dtype]
-        return self.graph.weight(weight.name, weight.shape, lambda: finite(weight, dtype))
+        return self.graph.weight(weight, weight.name, weight.shape, lambda: finite(weight, dtype))
 
     # Outputs
 

@@ -6,7 +6,7 @@ It knows ONNX and nothing of models. Names are made of scopes, so that the same 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -35,7 +35,7 @@ class GraphBuilder:
         self._scopes: list[str] = []
         self._taken: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
-        self._weights: dict[str, ir.Value] = {}
+        self._weights: dict[Hashable, ir.Value] = {}
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -89,16 +89,29 @@ class GraphBuilder:
         return self._constants[key]
 
     def weight(
-        self, name: str, shape: Sequence[int], produce: Callable[[], np.ndarray], dtype: ir.DataType | None = None
+        self,
+        key: Hashable,
+        name: str,
+        shape: Sequence[int],
+        produce: Callable[[], np.ndarray],
+        dtype: ir.DataType | None = None,
     ) -> ir.Value:
-        """A weight whose array ``produce`` makes when the file is written; a second call with ``name`` shares it.
+        """A weight whose array ``produce`` makes when the file is written.
 
-        ``produce`` returns an array of ``shape`` in ``dtype`` (the graph's own type by default).
+        ``produce`` returns an array of ``shape`` in ``dtype`` (the graph's own type by default). ``key`` stands for
+        its content and layout: a second call with an equal key shares it. ``name`` is for people; where another
+        weight has it, a number is added.
         """
-        if name not in self._weights:
+        if key not in self._weights:
             dtype = dtype or self.dtype
-            self._weights[name] = self._initializer(name, dtype, shape, _lazy(name, shape, dtype, produce))
-        return self._weights[name]
+            name = self._unused(name)
+            self._weights[key] = self._initializer(name, dtype, shape, _lazy(name, shape, dtype, produce))
+        return self._weights[key]
+
+    @property
+    def weight_keys(self) -> dict[str, Hashable]:
+        """Each weight's name in the graph and its key."""
+        return {str(value.name): key for key, value in self._weights.items()}
 
     def build(self) -> ir.Model:
         """The finished model."""
@@ -110,7 +123,9 @@ class GraphBuilder:
         return value
 
     def _name(self, kind: str) -> str:
-        base = ".".join([*self._scopes, kind])
+        return self._unused(".".join([*self._scopes, kind]))
+
+    def _unused(self, base: str) -> str:
         count = self._taken.get(base, 0)
         self._taken[base] = count + 1
         return base if count == 0 else f"{base}_{count}"

@@ -134,7 +134,8 @@ def _rotary_tables(g: GraphBuilder, rope: RopeConfig, positions: int) -> tuple[i
     exact = min(positions, rope.exact_length or positions)
     cos, sin = (np.pad(table, ((0, positions - exact), (0, 0)), mode="edge") for table in rope.cos_sin(exact))
     dtype = DTYPES[g.dtype]
+    key = (repr(rope), positions)
     return (
-        g.weight("rotary.cos", cos.shape, lambda: cos.astype(dtype)),
-        g.weight("rotary.sin", sin.shape, lambda: sin.astype(dtype)),
+        g.weight((key, "cos"), "rotary.cos", cos.shape, lambda: cos.astype(dtype)),
+        g.weight((key, "sin"), "rotary.sin", sin.shape, lambda: sin.astype(dtype)),
     )

@@ -45,7 +45,7 @@ class Dense:
 
     def linear(self, g: GraphBuilder, x: ir.Value, weight: Weight) -> ir.Value:
         rows, columns = weight.shape
-        transposed = g.weight(f"{weight.name}.T", (columns, rows), lambda: self._read(weight).T)
+        transposed = g.weight((weight, "T"), f"{weight.name}.T", (columns, rows), lambda: self._read(weight).T)
         return g.op("MatMul", x, transposed)
 
     def embedding(self, g: GraphBuilder, tokens: ir.Value, weight: Weight) -> ir.Value:
@@ -56,7 +56,7 @@ class Dense:
 
     def stored(self, g: GraphBuilder, weight: Weight) -> ir.Value:
         """The weight as it is, in this precision."""
-        return g.weight(weight.name, weight.shape, lambda: self._read(weight))
+        return g.weight(weight, weight.name, weight.shape, lambda: self._read(weight))
 
     def _read(self, weight: Weight) -> np.ndarray:
         return finite(weight, DTYPES[self.dtype])
@@ -102,8 +102,9 @@ class Blocked(Dense):
     def _codes(self, g: GraphBuilder, weight: Weight, bits: int) -> tuple[ir.Value, ir.Value]:
         shape = code_shape((weight.shape[0], weight.shape[1]), bits)
         memory = _OneQuantization(weight, bits)
-        codes = g.weight(f"{weight.name}.int{bits}", shape, memory.codes, ir.DataType.UINT8)
-        return codes, g.weight(f"{weight.name}.int{bits}.scales", shape[:2], memory.scales)
+        name = f"{weight.name}.int{bits}"
+        codes = g.weight((weight, bits), name, shape, memory.codes, ir.DataType.UINT8)
+        return codes, g.weight((weight, bits, "scales"), f"{name}.scales", shape[:2], memory.scales)
 
 
 class _OneQuantization:

@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Weight(Protocol):
-    """A tensor that is read when it is needed. ``name`` identifies its content within one checkpoint."""
+    """A tensor that is read when it is needed. Equal weights (``==``, and hashed alike) have the same content."""
 
     @property
     def name(self) -> str: ...
@@ -47,9 +47,9 @@ class Stacked:
         return joined
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Array:
-    """A weight already in memory."""
+    """A weight already in memory; equal only to itself."""
 
     name: str
     array: np.ndarray

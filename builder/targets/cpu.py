@@ -12,7 +12,7 @@ from specbuild.model.graph import GraphBuilder
 from specbuild.model.lowering_portable import PortableLowering
 from specbuild.model.numerics import Blocked, Dense, Numerics
 from specbuild.progress import Progress
-from specbuild.targets.onnx_files import save_model, weight_bytes
+from specbuild.targets.onnx_files import WeightStore, save_model, weight_bytes
 from specrun.bundle import CacheShape, EngineRecord, Limits
 from specrun.errors import CompileError
 
@@ -34,18 +34,22 @@ def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max
 
 
 class CpuTarget:
-    """``numerics`` says how weights are stored and multiplied."""
+    """``numerics`` says how weights are stored and multiplied. Engines of one bundle share the weights they have in
+    common: the target compiles into one directory only."""
 
     name = "cpu"
 
     def __init__(self, numerics: Numerics) -> None:
         self.numerics = numerics
+        self._store = WeightStore()
 
     def compile(self, engine: EngineDescription, directory: Path, limits: Limits, progress: Progress) -> EngineRecord:
         graph = GraphBuilder(engine.name, self.numerics.dtype)
         engine.emit(Blocks(graph, self.numerics, PortableLowering()))
         model = graph.build()
+        self._store.adopt(graph, model)
         files = save_model(model, directory, engine.name, progress.start(f"{engine.name} (cpu)", weight_bytes(model)))
+        self._store.remember(graph, model)
         return EngineRecord(
             name=engine.name,
             kind=engine.kind,
