@@ -23,6 +23,7 @@ EXISTING = click.Path(exists=True, path_type=Path)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for weights and card.")
 @click.option("--data", type=EXISTING, help="Conversations to train on: an .npz file or a folder of them.")
 @click.option("--prompts", type=EXISTING, help="Prompts that the target answers: .jsonl, or .txt with one a line.")
+@click.option("--bundle", type=EXISTING, help="Generate with this compiled bundle. [torch in bf16, larger batches]")
 @click.option("--self-written", type=int, default=0, show_default=True, help="Instructions the target writes itself.")
 @click.option("--answer-tokens", type=int, default=192, show_default=True, help="Longest generated answer.")
 @click.option("--measure", type=EXISTING, help="Questions to measure acceptance on; never trained on.")
@@ -73,7 +74,7 @@ def _run(target: str, kind: str, output: Path, threads: int, options: dict[str, 
         work=options["work"] or output / "work",
         plan=plan,
         recipe=Recipe(options["self_written"], options["answer_tokens"], seed=seed),
-        **{name: options[name] for name in ("data", "prompts", "measure", "start_from")},
+        **{name: options[name] for name in ("data", "prompts", "bundle", "measure", "start_from")},
     )
     run(request, console)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specrun.engine import Engine
+from specrun.sampling import SamplingParams
 from tools.train.target import Cache, Target
-
-Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,34 @@ def batches_by_length(lengths: Sequence[int], most_rows: int, most_tokens: int) 
         yield group
 
 
-class Generator:
+class Writer(Protocol):
     """Continues prompts until a stop id or a limit."""
+
+    def run(self, prompts: Sequence[Sequence[int]], limit: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield (index of the prompt, new tokens, stop id included), in any order."""
+
+
+MakeWriter = Callable[[Warp, int], Writer]  # how tokens are chosen, and the seed
+
+
+class CompiledWriter:
+    """Writes with a compiled bundle: what it emits is what ``specrun`` emits, drafted or not."""
+
+    def __init__(self, engine: Engine, warp: Warp, seed: int = 0) -> None:
+        self.engine, self.warp, self.seed = engine, warp, seed
+
+    def run(self, prompts: Sequence[Sequence[int]], limit: int) -> Iterator[tuple[int, list[int]]]:
+        """Batches of as many prompts as the bundle has lanes."""
+        lanes = self.engine.manifest.limits.max_batch
+        for group in batches_by_length([len(prompt) for prompt in prompts], lanes, most_tokens=1 << 30):
+            settings = {"max_tokens": limit, "temperature": self.warp.temperature, "top_p": self.warp.top_p}
+            params = [SamplingParams(**settings, seed=self.seed + index) for index in group]
+            results = self.engine.generate_batch([list(prompts[index]) for index in group], params)
+            yield from zip(group, (result.token_ids for result in results), strict=True)
+
+
+class Generator:
+    """Writes with the torch target, in bf16 and in large batches."""
 
     def __init__(self, target: Target, stops: Sequence[int], warp: Warp, seed: int = 0) -> None:
         self.target, self.warp = target, warp

@@ -29,7 +29,7 @@ def measuring_cache(source: str, chat: Chat, file: Path, folder: Path) -> Hidden
         target, _ = load_target(source, torch.float32)
         generator = Generator(target, chat.stops, GREEDY)
         recipe = Recipe(answer_tokens=ANSWER_TOKENS, longest_prompt=4096)
-        corpus = answers(target, chat, read_prompts(file), generator, recipe)
+        corpus = answers(chat, read_prompts(file), generator, recipe)
         HiddenCache(folder / "states", [corpus], longest=2048).fill(target, lambda done, total: None)
         corpus.write(path)
     return HiddenCache(folder / "states", [Corpus.read(path)], longest=2048)

@@ -14,12 +14,14 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+import specrun
 from specrun.errors import UserError
 from tools.train import ngram
 from tools.train.card import Card, acceptance_section, training_section, write_accuracy, write_card
 from tools.train.corpus import Corpus
 from tools.train.drafters import KINDS
 from tools.train.export import write
+from tools.train.generate import CompiledWriter, Generator, MakeWriter
 from tools.train.loop import Plan, Trainer
 from tools.train.loop import Progress as TrainingProgress
 from tools.train.measure import measure_by_group, measuring_cache
@@ -42,6 +44,7 @@ class Request:
     work: Path
     data: Path | None
     prompts: Path | None
+    bundle: Path | None
     measure: Path | None
     start_from: Path | None
     plan: Plan
@@ -73,14 +76,22 @@ def _corpora(request: Request, target: Target, chat: Chat, console: Console) -> 
         given = [Corpus.read(file) for file in files]
     if request.prompts is not None or request.recipe.self_written:
         prompts = read_prompts(request.prompts) if request.prompts is not None else []
+        make = _writers(request, target, chat)
         with bar(console, "generating") as step:
-            given += generate_corpora(target, chat, prompts, request.recipe, request.work / "data", step)
+            given += generate_corpora(make, chat, prompts, request.recipe, request.work / "data", step)
     if not given:
         raise UserError(
             "there is nothing to train on: give --data (conversations as .npz), --prompts (a file of prompts that the "
             "target answers) or --self-written N (instructions that the target writes itself)"
         )
     return given
+
+
+def _writers(request: Request, target: Target, chat: Chat) -> MakeWriter:
+    if request.bundle is None:
+        return lambda warp, seed: Generator(target, chat.stops, warp, seed)
+    engine = specrun.load(request.bundle)
+    return lambda warp, seed: CompiledWriter(engine, warp, seed)
 
 
 def _train(request: Request, target: Target, cache: HiddenCache, console: Console) -> Trainer:

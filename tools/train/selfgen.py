@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.train.corpus import Corpus
-from tools.train.generate import Generator, Warp
+from tools.train.generate import MakeWriter, Warp, Writer
 from tools.train.prompts import Chat, chunks
-from tools.train.target import Target
 
 CHUNK = 256
 GREEDY, SAMPLED = Warp(), Warp(0.8, 0.95)
@@ -30,11 +29,11 @@ class Recipe:
 
 
 def generate_corpora(
-    target: Target, chat: Chat, prompts: Sequence[str], recipe: Recipe, folder: Path, report: Report
+    make: MakeWriter, chat: Chat, prompts: Sequence[str], recipe: Recipe, folder: Path, report: Report
 ) -> list[Corpus]:
     """One file for every 256 prompts in ``folder``; files that are there already are kept, so a run can be resumed."""
     folder.mkdir(parents=True, exist_ok=True)
-    instructions = own_instructions(target, chat, recipe, folder)
+    instructions = own_instructions(make, chat, recipe, folder)
     everything = [*prompts, *instructions]
     random.Random(recipe.seed).shuffle(everything)
     corpora, total = [], -(-len(everything) // CHUNK)
@@ -42,25 +41,24 @@ def generate_corpora(
         path = folder / f"answers_{number:05d}.npz"
         if not path.exists():
             warp = SAMPLED if number % 2 else GREEDY
-            answers(target, chat, chunk, Generator(target, chat.stops, warp, number), recipe).write(path)
+            answers(chat, chunk, make(warp, number), recipe).write(path)
         corpora.append(Corpus.read(path))
         report(number + 1, total)
     return corpora
 
 
-def answers(target: Target, chat: Chat, prompts: Sequence[str], generator: Generator, recipe: Recipe) -> Corpus:
+def answers(chat: Chat, prompts: Sequence[str], writer: Writer, recipe: Recipe) -> Corpus:
     """The target's answers to ``prompts``, in their order; prompts beyond the recipe's longest are left out."""
     rendered = [ids for ids in map(chat.render, prompts) if len(ids) <= recipe.longest_prompt]
-    written = dict(generator.run(rendered, recipe.answer_tokens))
+    written = dict(writer.run(rendered, recipe.answer_tokens))
     return Corpus.of((rendered[i] + written[i], len(rendered[i])) for i in sorted(written))
 
 
-def own_instructions(target: Target, chat: Chat, recipe: Recipe, folder: Path) -> list[str]:
+def own_instructions(make: MakeWriter, chat: Chat, recipe: Recipe, folder: Path) -> list[str]:
     """Instructions that the model writes when the template's user turn is opened and sampled, kept in a text file."""
     path = folder / "instructions.txt"
     if not path.exists():
-        generator = Generator(target, chat.stops, INSTRUCTION, recipe.seed)
-        written = generator.run([chat.opening()] * recipe.self_written, limit=160)
+        written = make(INSTRUCTION, recipe.seed).run([chat.opening()] * recipe.self_written, limit=160)
         texts = {chat.decode(tokens).replace("\n", " ") for _, tokens in written}
         path.write_text("\n".join(sorted(text for text in texts if len(text) > 10)), encoding="utf-8")
     return path.read_text(encoding="utf-8").splitlines()
