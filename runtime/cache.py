@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class KVCache:
         self.generation = 0
         self._device = device
         self._limit = max_length + max_nodes
+        self._width = min(max_nodes, 128)  # the longest path that commit_rows takes: static in its kernel
         self._growing = shape.capacity is None
         if shape.capacity is not None and shape.capacity < self._limit:
             raise CapacityError(
@@ -95,8 +97,7 @@ class KVCache:
     def commit(self, lane: Lane, path: Sequence[int]) -> None:
         """Keeps the rows of the accepted nodes, in path order, in every layer; the other new rows are free again."""
         if any(node != i for i, node in enumerate(path)):
-            nodes = np.asarray(path, dtype=np.int64)
-            self._device.launch("commit_rows", self.buffer, lane.slot, lane.length, nodes)
+            self._move(lane, path)
         lane.length += len(path)
 
     def rewind(self, lane: Lane, length: int) -> None:
@@ -112,9 +113,8 @@ class KVCache:
         lane.live = False
         last = self._lanes.pop()
         if last is not lane:
-            self._device.copy(
-                self.buffer[:, lane.slot, :, : last.length], self.buffer[:, last.slot, :, : last.length]
-            )
+            for target, source in zip(self._lane_views(lane.slot), self._lane_views(last.slot), strict=True):
+                self._device.copy(target, source)
             last.slot = lane.slot
             self._lanes[lane.slot] = last
 
@@ -130,15 +130,49 @@ class KVCache:
         """Every layer's cache tensors of slots first..first+count-1, by contract name."""
         layers = self.shape.layers
         names = [contract.key_cache(i) for i in range(layers)] + [contract.value_cache(i) for i in range(layers)]
-        return {name: self.buffer[i, first : first + count] for i, name in enumerate(names)}
+        _, slots, *row = self.buffer.shape
+        return {
+            name: self._device.view(self.buffer, (i * slots + first) * prod(row), (count, *row))
+            for i, name in enumerate(names)
+        }
+
+    def _lane_views(self, slot: int) -> list[Buffer]:
+        return list(self.views(slot, 1).values())
+
+    def _move(self, lane: Lane, path: Sequence[int]) -> None:
+        """Launches commit_rows: every lane but this one is idle (a negative length)."""
+        lengths, nodes, counts = (np.full(self.slots, -1), np.zeros((self.slots, self._width)), np.zeros(self.slots))
+        lengths[lane.slot], counts[lane.slot] = lane.length, len(path)
+        nodes[lane.slot, : len(path)] = path
+        for buffer, array in zip(self._commit_buffers, (lengths, nodes, counts), strict=False):
+            self._device.copy(buffer, array.astype(np.int64))
+        lengths_in, path_in, counts_in, lengths_out = self._commit_buffers
+        self._device.launch("commit_rows", self.buffer, lengths_in, path_in, counts_in, self.buffer, lengths_out)
 
     def _allocate(self, slots: int, capacity: int) -> None:
-        old = getattr(self, "buffer", None)
-        shape = (2 * self.shape.layers, slots, self.shape.kv_heads, capacity, self.shape.head_dim)
-        self.buffer: Buffer = self._device.allocate(shape, host_dtype(self.shape.dtype))
+        old: Buffer | None = getattr(self, "buffer", None)
+        device, shape = self._device, self.shape
+        self.buffer: Buffer = device.allocate(
+            (2 * shape.layers, slots, shape.kv_heads, capacity, shape.head_dim), host_dtype(shape.dtype)
+        )
+        vectors = [((slots,), np.int64), ((slots, self._width), np.int64), ((slots,), np.int64), ((slots,), np.int64)]
+        self._commit_buffers = [device.allocate(size, dtype) for size, dtype in vectors]
         self.generation += 1
         if old is not None:
-            for lane in self._lanes:
-                self._device.copy(
-                    self.buffer[:, lane.slot, :, : lane.length], old[:, lane.slot, :, : lane.length]
-                )
+            self._carry_over(old)
+
+    def _carry_over(self, old: Buffer) -> None:
+        """Copies every lane's rows out of the old buffers, head by head (what lies together in both)."""
+        for lane in self._lanes:
+            for new_head, old_head in zip(self._heads(self.buffer, lane), self._heads(old, lane), strict=True):
+                self._device.copy(new_head, old_head)
+
+    def _heads(self, buffer: Buffer, lane: Lane) -> list[Buffer]:
+        layers, slots, heads, capacity, width = buffer.shape
+        return [
+            self._device.view(
+                buffer, ((layer * slots + lane.slot) * heads + head) * capacity * width, (lane.length, width)
+            )
+            for layer in range(layers)
+            for head in range(heads)
+        ]

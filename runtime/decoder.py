@@ -217,9 +217,9 @@ class Arena:
     def reserve(self, shapes: dict[str, Shape]) -> None:
         for name, (shape, dtype) in shapes.items():
             size = int(np.prod(shape))
-            if name not in self._flat or self._flat[name].size < size:
+            if name not in self._flat or self._flat[name].shape[0] < size:
                 self._flat[name] = self._device.allocate((size,), dtype)
                 self.generation += 1
 
     def views(self, shapes: dict[str, Shape]) -> dict[str, Buffer]:
-        return {name: self._flat[name][: int(np.prod(shape))].reshape(shape) for name, (shape, _) in shapes.items()}
+        return {name: self._device.view(self._flat[name], 0, shape) for name, (shape, _) in shapes.items()}

@@ -103,7 +103,7 @@ class Engine:
         self.text = Text(bundle.path)
         self._threads = threads
         record = self.manifest.engine("target")
-        self._device = open_device(record.target)
+        self._device = open_device(bundle, record.target)
         self._target = self._open_decoder("target")
         self.economics = Economics(pass_costs(bundle, self._target, threads))
         self._loop = Loop(self._target, self.manifest.limits, self.economics, self.vocabulary)

@@ -25,9 +25,9 @@ class Session(Protocol):
         """Binds every tensor of the engine to a buffer; the shapes are fixed from here on."""
 
 
-def open_device(target: str) -> Device:
+def open_device(bundle: Bundle, target: str) -> Device:
     """The device that engines of ``target`` run on. Raises BundleError where the machine has none."""
-    device: Device = _module(target).open_device()
+    device: Device = _module(target).open_device(bundle)
     return device
 
 

@@ -18,7 +18,7 @@ from specrun.errors import BundleError
 Array = npt.NDArray[Any]
 
 
-def open_device() -> HostDevice:
+def open_device(bundle: Bundle) -> HostDevice:
     return HostDevice()
 
 

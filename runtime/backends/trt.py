@@ -13,22 +13,36 @@ from typing import Any
 from specrun.bundle import Bundle, EngineRecord
 from specrun.device import Buffer, Device
 from specrun.errors import BundleError
+from specrun.plugins.store import KernelStore
 
+KERNEL_FOLDER = "kernels"  # of the bundle; its keys are in the manifest
 PACKAGES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
 
-def open_device() -> Device:
-    """The first CUDA device. Raises BundleError where there is no driver or no GPU."""
-    from specrun.device.cuda import open_cuda_device
+def open_device(bundle: Bundle) -> Device:
+    """The first CUDA device, with the bundle's kernels. Raises BundleError where there is no driver or no GPU."""
+    try:
+        from cuda.core import system
 
-    return open_cuda_device()
+        count = int(system.get_num_devices())
+    except Exception as error:  # cuda-python is absent, or found no driver: each has types of its own
+        raise BundleError(
+            f"{bundle.path}: its engines need an NVIDIA GPU and the packages of the extra 'cuda' ({error}). "
+            "Install a driver and pip install 'specbuild[cuda]', or compile the bundle with --target cpu."
+        ) from None
+    if count == 0:
+        raise BundleError(f"{bundle.path}: its engines need an NVIDIA GPU, none is here. Compile with --target cpu.")
+    from specrun.device.cuda import CudaDevice
+
+    store = KernelStore(bundle.path / KERNEL_FOLDER)
+    return CudaDevice(store.get(key) for key in bundle.manifest.kernels.get("keys", ()))
 
 
 def open_session(bundle: Bundle, record: EngineRecord, device: Any, threads: int | None) -> TrtSession:
     """Checks versions and architectures by name before the library sees a byte of the engine."""
     trt = _package(record)
     check_compiler(record, trt.__version__)
-    check_architecture(record, device.architecture)
+    check_architecture(record, f"sm_{device.architecture}")
     runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
     engine = runtime.deserialize_cuda_engine(bundle.file(record.files[0]).read_bytes())
     if engine is None:
@@ -79,11 +93,11 @@ class TrtSession:
 
     def bind(self, inputs: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> BoundTrt:
         context = self._engine.create_execution_context(self._trt.ExecutionContextAllocationStrategy.USER_MANAGED)
-        context.set_device_memory(self._scratch.pointer, self._scratch.size)
+        context.set_device_memory(self._scratch.address, self._scratch.nbytes)
         for name, buffer in inputs.items():
             self._check(context.set_input_shape(name, tuple(buffer.shape)), name, buffer)
         for name, buffer in (*inputs.items(), *outputs.items()):
-            self._check(context.set_tensor_address(name, buffer.pointer), name, buffer)
+            self._check(context.set_tensor_address(name, buffer.address), name, buffer)
         return BoundTrt(context, self._device.stream_handle, (inputs, outputs))
 
     def _check(self, accepted: bool, name: str, buffer: Buffer) -> None:

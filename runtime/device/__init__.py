@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-Buffer = Any  # a numpy array on the host, a device array elsewhere; has .shape and .dtype
+Buffer = Any  # a numpy array on the host, a DeviceArray elsewhere; has .shape and .dtype
 
 
 class Step(Protocol):
@@ -33,11 +33,14 @@ class Device(Protocol):
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
         """A zeroed buffer."""
 
+    def view(self, buffer: Buffer, start: int, shape: tuple[int, ...]) -> Buffer:
+        """``shape`` elements of a buffer from flat element ``start`` on, in the same memory."""
+
     def copy(self, destination: Buffer, source: Buffer) -> None:
         """Copies ``source`` (a host array or a buffer) into ``destination``; shapes and dtypes must be equal."""
 
     def launch(self, kernel: str, *arguments: Any) -> None:
-        """Runs the kernel of that name on buffers and integers."""
+        """Runs the op of that name on its inputs, then its outputs: buffers whose shapes give every size."""
 
     def enqueue(self, engine: Enqueueable) -> None:
         """Runs a bound engine once."""

@@ -87,6 +87,9 @@ class CudaDevice:
         buffer.fill(0, stream=self._stream)
         return DeviceArray(buffer, int(buffer.handle), tuple(shape), kind)
 
+    def view(self, buffer: DeviceArray, start: int, shape: tuple[int, ...]) -> DeviceArray:
+        return DeviceArray(buffer.owner, buffer.address + start * buffer.dtype.itemsize, tuple(shape), buffer.dtype)
+
     def copy(self, destination: DeviceArray, source: DeviceArray | Array) -> None:
         """Copy between buffers, or from host memory (not while capturing: a replay would read that memory again)."""
         if destination.shape != tuple(source.shape) or destination.dtype != source.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from specrun.device import Enqueueable
 from specrun.errors import CaptureError
+from specrun.plugins.commit_rows.reference import commit_rows_in_place
 
 Array = npt.NDArray[Any]
 Kernel = Callable[..., None]
@@ -35,6 +37,9 @@ class HostDevice:
     def allocate(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         self._refuse("allocate a buffer")
         return np.zeros(shape, dtype=dtype)
+
+    def view(self, buffer: Array, start: int, shape: tuple[int, ...]) -> Array:
+        return buffer.reshape(-1)[start : start + prod(shape)].reshape(shape)
 
     def copy(self, destination: Array, source: Array) -> None:
         if destination.shape != source.shape or destination.dtype != source.dtype:
@@ -85,14 +90,10 @@ class HostDevice:
 
 
 def default_kernels() -> dict[str, Kernel]:
-    """The host kernels of the ops that the runtime launches by name."""
-    return {"commit_rows": commit_rows}
+    """The host twins of the ops that the runtime launches by name."""
+    return {"commit_rows": _commit_rows}
 
 
-def commit_rows(cache: Array, slot: int, start: int, path: Array) -> None:
-    """Moves row ``start + path[i]`` to ``start + i`` in every layer of ``cache`` [L, B, H, S, D].
-
-    The source rows are copied out before any is written, so overlap is safe.
-    """
-    moved = int(np.argmax(path != np.arange(path.size))) if path.size else 0
-    cache[:, slot, :, start + moved : start + path.size] = cache[:, slot][:, :, start + path[moved:]]
+def _commit_rows(caches: Array, lengths: Array, path: Array, counts: Array, committed: Array, new: Array) -> None:
+    """``committed`` is ``caches`` itself: the op works in place."""
+    new[:] = commit_rows_in_place(caches, lengths, path, counts)

@@ -21,7 +21,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.cache = KVCache(SHAPE, HostDevice(), max_batch=4, max_length=700, max_nodes=8)
+        self.cache = KVCache(SHAPE, HostDevice(), max_batch=4, max_length=700, max_nodes=100)
         self.lanes = {}
         self.counter = 0.0
 
@@ -31,7 +31,7 @@ class Model(RuleBasedStateMachine):
         self.lanes[self.cache.acquire()] = []
 
     @precondition(lambda self: self.lanes)
-    @rule(data=st.data(), nodes=st.integers(1, 200))
+    @rule(data=st.data(), nodes=st.integers(1, 100))
     def verify(self, data, nodes):
         lane = data.draw(st.sampled_from(list(self.lanes)))
         if lane.length + nodes > 700:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specrun.device.host import HostDevice, commit_rows
+from specrun.device.host import HostDevice
 from specrun.errors import CaptureError
 
 
@@ -46,13 +46,24 @@ def test_copies_refuse_another_shape_or_type(bad):
         HostDevice().copy(np.zeros(2, np.float32), bad)
 
 
-def test_commit_rows_moves_overlapping_rows_in_path_order():
+def test_views_share_memory():
+    device = HostDevice()
+    buffer = device.allocate((2, 3, 4), np.float32)
+    view = device.view(buffer, 12, (3, 4))
+    view[1, 2] = 5
+    assert buffer[1, 1, 2] == 5
+
+
+def test_commit_rows_by_its_name():
     rng = np.random.default_rng(0)
     for path in ([0, 2, 3, 7], [0, 1, 2], [3], [0, 1, 4, 5, 6], [1, 2, 3]):
         cache = rng.normal(size=(4, 3, 2, 12, 5)).astype(np.float32)
-        before = cache.copy()
-        commit_rows(cache, 1, 2, np.array(path))
-        expected = before.copy()
+        expected = cache.copy()
         for i, node in enumerate(path):
-            expected[:, 1, :, 2 + i] = before[:, 1, :, 2 + node]
-        assert np.array_equal(cache, expected)
+            expected[:, 1, :, 2 + i] = cache[:, 1, :, 2 + node]
+        nodes = np.zeros((3, 8), np.int64)
+        nodes[1, : len(path)] = path
+        new = np.zeros(3, np.int64)
+        lengths, counts = np.array([-1, 2, -1]), np.array([0, len(path), 0])
+        HostDevice().launch("commit_rows", cache, lengths, nodes, counts, cache, new)
+        assert np.array_equal(cache, expected) and new.tolist() == [-1, 2 + len(path), -1]
