@@ -22,6 +22,7 @@ from specrun.bundle import DrafterRecord, EngineRecord, Limits
 from specrun.errors import CompileError
 
 KINDS = {
+    "eagle3": "specbuild.drafters.eagle3:Eagle3Compiler",
     "hybrid": "specbuild.drafters.hybrid:HybridCompiler",
     "suffix": "specbuild.drafters.suffix:SuffixCompiler",
     "draft-model": "specbuild.drafters.draft_model:DraftModelCompiler",

@@ -158,6 +158,9 @@ class Blocks:
     def add(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.graph.op("Add", a, b)
 
+    def subtract(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        return self.graph.op("Sub", a, b)
+
     def multiply(self, a: ir.Value, b: ir.Value) -> ir.Value:
         return self.graph.op("Mul", a, b)
 
@@ -166,6 +169,10 @@ class Blocks:
 
     def concat(self, parts: Sequence[ir.Value], axis: int = -1) -> ir.Value:
         return parts[0] if len(parts) == 1 else self.graph.op("Concat", *parts, axis=axis)
+
+    def split(self, x: ir.Value, sizes: Sequence[int]) -> tuple[ir.Value, ...]:
+        """x [..., sum of sizes] in pieces along its last axis."""
+        return self.graph.multi("Split", x, self.graph.constant(list(sizes)), outputs=len(sizes), axis=-1)
 
     def vector(self, weight: Weight) -> ir.Value:
         """A small weight in the graph's type, as it is stored."""

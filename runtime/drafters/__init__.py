@@ -78,6 +78,7 @@ class DraftContext:
 
 
 KINDS = {
+    "eagle3": "specrun.drafters.eagle:FeatureDrafter",
     "draft-model": "specrun.drafters.draft_model:DraftModel",
     "none": "specrun.drafters.none:NoDrafter",
     "prompt-lookup": "specrun.drafters.prompt_lookup:PromptLookup",
