@@ -167,16 +167,17 @@ class Economics:
             best = max(best, gain - self.pace * (self.cost(k + 2) - base))
         return best
 
-    def best_sizes(self, reaches: Sequence[Sequence[float]]) -> list[int]:
+    def best_sizes(self, reaches: Sequence[Sequence[float]], riders: int = 0) -> list[int]:
         """How many nodes of each sequence's draft to verify. ``reaches[i][k]``: chance that its node k is accepted.
 
-        The sequences share a pass, which is as wide as the widest of them: one width is chosen for all.
+        The sequences share a pass, which is as wide as the widest of them: one width is chosen for all. ``riders``
+        nodes ride along whatever is drafted.
         """
         width, gain, best_value = 0, 0.0, 0.0
-        base = self.pace * self.cost(1)
+        base = self.pace * self.cost(1 + riders)
         for k in range(max(map(len, reaches), default=0)):
             gain += sum(reach[k] for reach in reaches if k < len(reach)) / self.batch
-            value = gain - self.pace * self.cost(k + 2) + base
+            value = gain - self.pace * self.cost(k + 2 + riders) + base
             if value > best_value:
                 width, best_value = k + 1, value
         return [min(width, len(reach)) for reach in reaches]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,10 @@ class Proposal:
     def drafted(self) -> int:
         """How many tokens are up for acceptance."""
         return self.tree.size - 1
+
+    def carrying(self, passengers: Passengers) -> Proposal:
+        """The same draft with passengers."""
+        return replace(self, passengers=passengers)
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
         """The nodes from the root along ``tokens``, as far as they were drafted."""

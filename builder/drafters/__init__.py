@@ -27,10 +27,11 @@ KINDS = {
     "suffix": "specbuild.drafters.suffix:SuffixCompiler",
     "draft-model": "specbuild.drafters.draft_model:DraftModelCompiler",
     "prompt-lookup": "specbuild.drafters.prompt_lookup:PromptLookupCompiler",
+    "lookahead": "specbuild.drafters.lookahead:LookaheadCompiler",
     "ngram": "specbuild.drafters.ngram:NgramCompiler",
 }
 FIRST = "hybrid"  # always there, and what a bundle drafts with unless told otherwise: it combines the others
-ALWAYS = ("suffix", "prompt-lookup")  # cost nothing in the bundle
+ALWAYS = ("suffix", "prompt-lookup", "lookahead")  # cost nothing in the bundle
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ class NgramCompiler:
             raise CompileError(f"Drafter {self.kind}: needs a table. Say `{self.kind}=FILE.safetensors`.")
         options = integer_options(request, DEFAULTS)
         try:
-            NgramTable.load(Path(request.source), checkpoint.tokenizer.vocab_size)
             arrays = load_file(request.source)
+            NgramTable.load(Path(request.source), checkpoint.tokenizer.vocab_size)
         except (OSError, SafetensorError) as error:
             raise CompileError(f"Drafter {self.kind}: {request.source}: cannot be read ({error}).") from error
         except BundleError as error:
@@ -51,16 +51,21 @@ class NgramPlan:
 
 
 def count_ngrams(
-    texts: Iterable[Sequence[int]], *, max_bytes: int = 6 << 20, least_chance: float = 0.1
+    texts: Iterable[Sequence[int]],
+    starts: Iterable[int] | None = None,
+    *,
+    max_bytes: int = 6 << 20,
+    least_chance: float = 0.1,
 ) -> dict[str, np.ndarray]:
-    """The table's arrays, counted over token sequences.
+    """The table's arrays, counted over token sequences, each from its token ``starts[i]`` on (what the target wrote).
 
     A continuation counts once a text: what one text repeats is found there by suffix matches. Its chance is
     (texts - 1) / (texts of the context + 1): one text proves nothing. The likeliest rows that fit ``max_bytes`` are
     kept, weighed by how often their context comes.
     """
     sequences = [np.asarray(text, dtype=np.int64) for text in texts]
-    counted = {order: _count(sequences, order) for order in ORDERS}
+    begins = [0] * len(sequences) if starts is None else list(starts)
+    counted = {order: _count(sequences, begins, order) for order in ORDERS}
     worth = np.concatenate([np.where(c.chances >= least_chance, c.chances * c.totals, 0) for c in counted.values()])
     keep = min(int(np.count_nonzero(worth)), max_bytes // 10)
     least = np.sort(worth)[-keep] if keep else np.inf
@@ -83,18 +88,19 @@ class _Counts:
     totals: np.ndarray  # texts that hold the context
 
 
-def _count(sequences: list[np.ndarray], order: int) -> _Counts:
-    parts = [_distinct(sequence, order) for sequence in sequences if sequence.size > order]
+def _count(sequences: list[np.ndarray], starts: list[int], order: int) -> _Counts:
+    written = [s[max(0, start - order) :] for s, start in zip(sequences, starts, strict=True)]
+    parts = [_distinct(sequence, order) for sequence in written if sequence.size > order]
     pairs = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
     pairs, texts = np.unique(pairs, return_counts=True)
     keys, tokens = (pairs >> np.uint64(32)).astype(np.uint32), (pairs & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    starts = (
+    heads = (
         np.flatnonzero(np.diff(keys, prepend=keys[:1] + np.uint32(1))) if keys.size else np.zeros(0, dtype=np.int64)
     )
-    sizes = np.diff(np.append(starts, keys.size))
-    totals = np.repeat(np.add.reduceat(texts, starts), sizes) if keys.size else texts
+    sizes = np.diff(np.append(heads, keys.size))
+    totals = np.repeat(np.add.reduceat(texts, heads), sizes) if keys.size else texts
     ordered = np.lexsort((tokens, -texts, keys))
-    rank = np.arange(keys.size) - np.repeat(starts, sizes)
+    rank = np.arange(keys.size) - np.repeat(heads, sizes)
     chosen = ordered[rank < CANDIDATES]
     chances = (texts[chosen] - 1) / (totals[chosen] + 1)
     return _Counts(keys[chosen], tokens[chosen], chances, totals[chosen])

@@ -84,6 +84,7 @@ KINDS = {
     "prompt-lookup": "specrun.drafters.prompt_lookup:PromptLookup",
     "suffix": "specrun.drafters.suffix:Suffix",
     "ngram": "specrun.drafters.ngram_table:Ngram",
+    "lookahead": "specrun.drafters.lookahead:Lookahead",
     "hybrid": "specrun.drafters.hybrid:Hybrid",
 }
 

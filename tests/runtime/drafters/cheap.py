@@ -85,5 +85,19 @@ def decode(engine, loop, drafter, prompts, **params):
     return finish(loop, *[sequence(engine, prompt, drafter, **params) for prompt in prompts])
 
 
+def recorded(drafter) -> list[Proposal]:
+    """Collects what ``drafter`` proposes from here on."""
+    seen: list[Proposal] = []
+    propose = drafter.propose
+
+    def recording(sequences, budgets):
+        proposals = propose(sequences, budgets)
+        seen.extend(proposals)
+        return proposals
+
+    drafter.propose = recording
+    return seen
+
+
 def answers(engine, prompts, **params):
     return [plain(engine, prompt, **params).output for prompt in prompts]

@@ -19,6 +19,7 @@ from tests.runtime.drafters.cheap import (
     lookup,
     loop_of,
     ngram,
+    recorded,
     suffix,
 )
 from tests.runtime.scripted import wrong_chain
@@ -74,9 +75,8 @@ def test_free_rows_make_trees_and_dear_rows_make_short_drafts(engine):
     sizes, branched = {}, {}
     for name, costs in (("free", FREE), ("dear", {1: 1.0, 2: 1.5, 4: 2.5})):
         loop = loop_of(engine, costs)
-        drafter, seen = suffix(loop.economics), []
-        original = drafter.propose
-        drafter.propose = lambda s, b, original=original, seen=seen: seen.extend(out := original(s, b)) or out
+        drafter = suffix(loop.economics)
+        seen = recorded(drafter)
         decode(engine, loop, drafter, PROMPTS, max_tokens=LENGTH)
         sizes[name] = np.mean([p.drafted for p in seen])
         branched[name] = any(len(children) > 1 for p in seen for children in p.tree.children)
