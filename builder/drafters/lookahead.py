@@ -28,7 +28,7 @@ class LookaheadCompiler:
 
 @dataclass(frozen=True)
 class LookaheadPlan:
-    """``chosen``: the user gave options, so that a window which no pass can carry is an error (else it stays unused)."""
+    """``chosen``: by the user, so that a window no pass can carry is an error; a default one just stays unused."""
 
     options: dict[str, Any]
     chosen: bool
@@ -39,7 +39,7 @@ class LookaheadPlan:
         if self.chosen and riders > context.limits.max_nodes - 2:
             raise CompileError(
                 f"Drafter lookahead: a window of {self.options['window']} columns and {self.options['level'] - 1} "
-                f"levels has {riders} nodes, but a pass carries {context.limits.max_nodes}, the pending token and a guess "
-                "included. Choose a smaller window or level, or a profile with more nodes."
+                f"levels has {riders} nodes, but a pass carries {context.limits.max_nodes}, the pending token and a "
+                "guess included. Choose a smaller window or level, or a profile with more nodes."
             )
         return DrafterRecord(name="lookahead", kind="lookahead", options=self.options)

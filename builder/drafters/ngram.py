@@ -94,9 +94,7 @@ def _count(sequences: list[np.ndarray], starts: list[int], order: int) -> _Count
     pairs = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
     pairs, texts = np.unique(pairs, return_counts=True)
     keys, tokens = (pairs >> np.uint64(32)).astype(np.uint32), (pairs & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    heads = (
-        np.flatnonzero(np.diff(keys, prepend=keys[:1] + np.uint32(1))) if keys.size else np.zeros(0, dtype=np.int64)
-    )
+    heads = np.flatnonzero(np.diff(keys, prepend=keys[:1] + np.uint32(1))) if keys.size else np.zeros(0, dtype=np.int64)
     sizes = np.diff(np.append(heads, keys.size))
     totals = np.repeat(np.add.reduceat(texts, heads), sizes) if keys.size else texts
     ordered = np.lexsort((tokens, -texts, keys))
