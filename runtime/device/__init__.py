@@ -11,8 +11,7 @@ import numpy.typing as npt
 Buffer = Any  # a numpy array on the host, a DeviceArray elsewhere; has .shape and .dtype
 
 
-class Step(Protocol):
-    """A captured sequence of launches over fixed buffers."""
+Step = Any  # what Device.capture yields: a captured sequence of launches over fixed buffers, opaque to everyone else
 
 
 class Enqueueable(Protocol):
