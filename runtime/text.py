@@ -44,9 +44,6 @@ class Text:
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids; ``special`` adds BOS where the tokenizer does (a rendered chat template brings its own)."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
-        bos = self._settings.get("bos_token_id")
-        if special and self._settings.get("add_bos") and bos is not None and ids[:1] != [bos]:
-            ids = [bos, *ids]
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:

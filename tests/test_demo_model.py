@@ -35,9 +35,8 @@ def plain(engine, prompts):
 def test_plain_tokens_are_the_references(demo_gguf, engine, prompts, plain):
     """Teacher forcing: at every position of our output the reference's argmax is our token, or the two are a tie."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32)
+    model = transformers_model(demo_gguf)
     ties = 0
     for prompt, output in zip(prompts, plain, strict=True):
         with torch.no_grad():
@@ -49,6 +48,28 @@ def test_plain_tokens_are_the_references(demo_gguf, engine, prompts, plain):
             ties += 1
     print(f"{ties} ties in {len(prompts) * TOKENS} tokens")
     assert ties < 10
+
+
+def transformers_model(demo_gguf):
+    """transformers' Llama with the checkpoint's tensors (they are compared with the gguf package's elsewhere)."""
+    import torch
+    from specbuild.checkpoint import open_checkpoint
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    checkpoint = open_checkpoint(demo_gguf)
+    c = checkpoint.config
+    config = LlamaConfig(
+        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,
+        rms_norm_eps=c.rms_norm_eps, rope_theta=c.rope.theta, tie_word_embeddings=True,
+        max_position_embeddings=c.max_position,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    state = {name: torch.from_numpy(weight.read_float32()) for name, weight in checkpoint.tensors.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and missing == ["lm_head.weight"]
+    model.tie_weights()
+    return model.eval()
 
 
 @pytest.mark.parametrize("shape", ["prompt-lookup", "chain", "tree"])

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from specrun.errors import BundleError, RequestError
 from specrun.text import Text, TextStream
@@ -22,9 +22,10 @@ def codec(tmp_path_factory) -> Text:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<bos>", "<eos>"])
-    tokenizer.save(str(directory / "tokenizer.json"))
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-    settings = {"chat_template": template, "bos_token": "<bos>", "bos_token_id": 256, "add_bos": True}
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 256)])
+    settings = {"chat_template": template, "bos_token": "<bos>", "bos_token_id": 256}
+    tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "text.json").write_text(json.dumps(settings))
     return Text(directory)
 
