@@ -6,10 +6,9 @@ import hashlib
 import json
 import os
 import platform
-import statistics
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +18,22 @@ from specrun.decoder import Decoder, Row
 from specrun.economics import PassCosts
 from specrun.tree import DraftTree
 
-POINTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+POINTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXT = 64  # committed rows while measuring
-SECONDS = 1.5  # stop after this, finished or not (one round always finishes)
-ROUNDS = 7
+SECONDS = 2.0  # stop after this, finished or not
+ROUNDS = 12
+LEAST_ROUNDS = 2  # that always finish
+OFTEN = 16  # nodes up to which every round measures; wider passes take part in every fourth
 
 
 def pass_costs(bundle: Bundle, target: Decoder, threads: int | None) -> PassCosts:
     """The cost curve of ``target``, in plain passes, from the cache directory or measured now."""
     path = _cache_file(bundle, threads)
     try:
-        return PassCosts({int(n): float(c) for n, c in json.loads(path.read_text()).items()})
+        known = {int(n): float(c) for n, c in json.loads(path.read_text()).items()}
+        if known.get(1) != 1.0:
+            raise ValueError("not a cost curve")
+        return PassCosts(known)
     except (OSError, ValueError, AttributeError):
         curve = measure(target, bundle.manifest.limits.max_nodes)
         _remember(path, curve)
@@ -37,34 +41,45 @@ def pass_costs(bundle: Bundle, target: Decoder, threads: int | None) -> PassCost
 
 
 def measure(target: Decoder, max_nodes: int) -> dict[int, float]:
-    """{N: seconds of a pass of N nodes / seconds of a plain pass}: medians of rounds that alternate the sizes."""
+    """{N: seconds of a pass of N nodes / seconds of a plain pass}, from rounds that alternate the sizes."""
     points = [n for n in POINTS if n <= max(2, max_nodes)]
     lane = target.cache.acquire()
     try:
-        context = min(CONTEXT, target.cache.max_length)
-        target.run([Row.of_chunk(lane, np.zeros(context, dtype=np.int64), logits=False)])
-        target.cache.commit(lane, range(context))
-        chains = [Row.of_tree(lane, np.zeros(n, dtype=np.int64), DraftTree.chain(n - 1)) for n in points]
-        rows = [replace(row, keep=0) for row in chains]  # nothing is committed: the context may be full
-        for row in rows:
+        prompt = Row.of_chunk(lane, np.zeros(CONTEXT, dtype=np.int64), logits=False)
+        target.run([prompt])
+        target.cache.commit(lane, range(CONTEXT))
+        rows = {n: Row.of_tree(lane, np.zeros(n, dtype=np.int64), DraftTree.chain(n - 1)) for n in points}
+        for row in rows.values():
             target.run([row])  # captures, and lets the engine pick its kernels
-        samples: list[list[float]] = [[] for _ in points]
+        samples: dict[int, list[float]] = {n: [] for n in points}
         begin = time.perf_counter()
-        for _ in range(ROUNDS):
-            for row, times in zip(rows, samples, strict=True):
-                times.append(target.run([row]).seconds)
-            if time.perf_counter() - begin > SECONDS:
+        for round_ in range(ROUNDS):
+            for n, row in rows.items():
+                if n <= OFTEN or round_ % 4 == 0:
+                    samples[n].append(target.run([row]).seconds)
+            if round_ + 1 >= LEAST_ROUNDS and time.perf_counter() - begin > SECONDS:
                 break
     finally:
         target.cache.release(lane)
-    medians = [statistics.median(times) for times in samples]
-    return {n: seconds / medians[0] for n, seconds in zip(points, medians, strict=True)}
+    return ratios(samples)
+
+
+def ratios(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """Relative costs from repeated times of each node count.
+
+    Whatever else the machine does only makes a pass slower: the fast quarter of the samples counts, and a pass is
+    taken to cost no more than any wider one did.
+    """
+    points = sorted(samples)
+    seconds = np.array([np.quantile(samples[n], 0.25) for n in points])
+    seconds = np.minimum.accumulate(seconds[::-1])[::-1]
+    return {n: float(cost) for n, cost in zip(points, seconds / seconds[0], strict=True)}
 
 
 def _cache_file(bundle: Bundle, threads: int | None) -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     machine = f"{platform.machine()} {platform.processor()} {_cpu_name()} {os.cpu_count()} {threads}"
-    digest = hashlib.sha256((bundle.manifest.to_json() + machine).encode()).hexdigest()[:24]
+    digest = hashlib.sha256((f"{POINTS} {bundle.manifest.to_json()}" + machine).encode()).hexdigest()[:24]
     return root / "specbuild" / "costs" / f"{digest}.json"
 
 

@@ -42,6 +42,35 @@ def test_greedy_and_batched_tokens_are_plain_decodings(engine, name):
     assert [engine.generate(prompt, params, drafter=name).token_ids for prompt in PROMPTS] == plain
 
 
+@pytest.fixture(scope="module")
+def with_model(tmp_path_factory):
+    root = tmp_path_factory.mktemp("model")
+    checkpoint = write_tiny_checkpoint(root / "model", "llama")
+    bundle = compile_bundle(checkpoint, root / "bundle", drafters=[f"draft-model={checkpoint}"])
+    return specrun.load(bundle.path)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "sampled"])
+def test_a_hybrid_with_a_real_model_drafter(with_model, sampling):
+    """The target as its own draft model, taken in by the hybrid: it is asked, its tokens are accepted, and the output
+    is plain decoding's: sample-and-match emits what the request's uniforms choose, whatever was drafted."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True, **sampling)
+    hybrid = with_model.drafter("hybrid")
+    assert hybrid.member.drafter is with_model.drafter("draft-model")
+    hybrid.member.price = Free()
+    plain = [with_model.generate(prompt, params, drafter="none").token_ids for prompt in PROMPTS]
+    together = with_model.generate_batch(PROMPTS, params, drafter="hybrid")
+    assert [g.token_ids for g in together] == plain
+    alone = [with_model.generate(prompt, params, drafter="hybrid") for prompt in PROMPTS]
+    assert [g.token_ids for g in alone] == plain
+    assert sum(g.stats.accepted for g in alone) > 20
+
+
+class Free:
+    def draft_costs(self, length):
+        return [0.0] * length
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
