@@ -29,9 +29,9 @@ DTYPES: dict[ir.DataType, Any] = {
 class GraphBuilder:
     """One graph under construction. ``dtype`` is the type of activations and dense weights."""
 
-    def __init__(self, name: str, dtype: ir.DataType) -> None:
+    def __init__(self, name: str, dtype: ir.DataType, opset: int = OPSET) -> None:
         self.dtype = dtype
-        self._graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
+        self._graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": opset})
         self._scopes: list[str] = []
         self._taken: dict[str, int] = {}
         self._constants: dict[tuple[Any, ...], ir.Value] = {}

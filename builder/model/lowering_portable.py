@@ -14,14 +14,14 @@ import numpy as np
 import onnx_ir as ir
 
 from specbuild.config import ModelConfig
-from specbuild.model.graph import DTYPES, GraphBuilder
+from specbuild.model.graph import DTYPES, OPSET, GraphBuilder
 from specbuild.model.lowering import DecoderStep, HeadNorms, declare_inputs
 from specbuild.rope import RopeConfig
 from specrun import contract
 
 
 @dataclass(frozen=True)
-class _Shared:
+class Shared:
     mask: ir.Value  # graph's type, [B, 1, N, S]: 0 where visible
     cos: ir.Value | None  # [positions, rotary_dim / 2]; None when no layer rotates
     sin: ir.Value | None
@@ -29,6 +29,8 @@ class _Shared:
 
 class PortableLowering:
     """``capacity``: rows of the cache, or None where they are free to grow."""
+
+    opset = OPSET
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
@@ -44,7 +46,7 @@ class PortableLowering:
         with g.scope("step"):
             mask = self._mask(g, context_lengths, tree_mask, keys[0])
             cos, sin = _rotary_tables(g, config.rope, max_positions) if any(config.rope_layers) else (None, None)
-        return DecoderStep(*inputs, keys, values, config, _Shared(mask, cos, sin))
+        return DecoderStep(*inputs, keys, values, config, Shared(mask, cos, sin))
 
     def attention(
         self, g: GraphBuilder, step: DecoderStep, layer: int, qkv: ir.Value, norms: HeadNorms | None, rotary: bool
@@ -83,8 +85,12 @@ class PortableLowering:
         partial: dict[str, Any] = {} if whole else {"rotary_embedding_dim": rope.rotary_dim}
         return g.op("RotaryEmbedding", heads, shared.cos, shared.sin, step.positions, **partial)
 
+    def write(self, g: GraphBuilder, step: DecoderStep, cache: ir.Value, rows: ir.Value) -> ir.Value:
+        """``cache`` with the pass's ``rows`` [B, H_kv, N, D] at ``step.write_rows`` and behind."""
+        return g.op("TensorScatter", cache, rows, step.write_rows, axis=2)
+
     def _append(self, g: GraphBuilder, step: DecoderStep, cache: ir.Value, rows: ir.Value) -> ir.Value:
-        updated = g.op("TensorScatter", cache, rows, step.write_rows, axis=2)
+        updated = self.write(g, step, cache, rows)
         assert cache.name is not None and cache.shape is not None
         g.output(contract.updated(cache.name), updated, g.dtype, cache.shape)
         return updated

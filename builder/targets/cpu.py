@@ -9,12 +9,15 @@ import onnxruntime as ort
 
 from specbuild.model.blocks import Blocks, EngineDescription
 from specbuild.model.graph import GraphBuilder
+from specbuild.model.lowering_opset23 import Opset23Lowering
 from specbuild.model.lowering_portable import PortableLowering
 from specbuild.model.numerics import Blocked, Dense, Numerics
 from specbuild.progress import Progress
 from specbuild.targets.onnx_files import WeightStore, save_model, weight_bytes
 from specrun.bundle import CacheShape, EngineRecord, Limits
 from specrun.errors import CompileError
+
+OPSET_24 = (1, 24)  # the first ONNX Runtime that opens it
 
 
 def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int) -> CpuTarget:
@@ -44,8 +47,9 @@ class CpuTarget:
         self._store = WeightStore()
 
     def compile(self, engine: EngineDescription, directory: Path, limits: Limits, progress: Progress) -> EngineRecord:
-        graph = GraphBuilder(engine.name, self.numerics.dtype)
-        engine.emit(Blocks(graph, self.numerics, PortableLowering()))
+        lowering = _lowering(ort.__version__)
+        graph = GraphBuilder(engine.name, self.numerics.dtype, lowering.opset)
+        engine.emit(Blocks(graph, self.numerics, lowering))
         model = graph.build()
         self._store.adopt(graph, model)
         files = save_model(model, directory, engine.name, progress.start(f"{engine.name} (cpu)", weight_bytes(model)))
@@ -66,6 +70,12 @@ class CpuTarget:
             heads=engine.heads,
             scratch=engine.scratch,
         )
+
+
+def _lowering(version: str) -> PortableLowering:
+    """The lowering that this ONNX Runtime can open."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return PortableLowering() if (major, minor) >= OPSET_24 else Opset23Lowering()
 
 
 def cache_shape(engine: EngineDescription, dtype: str, capacity: int | None) -> CacheShape | None:
