@@ -67,7 +67,7 @@ def eagle(drafter: Eagle, draft_ids: Tensor) -> tuple[Weights, dict[str, object]
 def medusa(drafter: Medusa, draft_ids: Tensor) -> tuple[Weights, dict[str, object]]:
     """``{head}.{block}.linear.*``; a head without an LM head of its own uses the target's."""
     weights = {name.removeprefix("heads."): tensor for name, tensor in _plain(drafter).items()}
-    blocks = len(next(iter(drafter.heads)))
+    blocks = len(list(next(iter(drafter.heads)).children()))
     config: dict[str, object] = {
         "architectures": ["MedusaModel"],
         "medusa_num_heads": len(drafter.heads),

@@ -61,7 +61,7 @@ class Trainer:
         self.counts = torch.bincount(
             torch.from_numpy(cache.corpus.tokens.astype("int64")), minlength=drafter.config.vocab_size
         )
-        self.draft_ids = likely_tokens(self.counts, plan.vocabulary)
+        self.draft_ids: Tensor = likely_tokens(self.counts, plan.vocabulary)
         self.random = torch.Generator().manual_seed(plan.seed)
         self.optimizers = self._optimizers()
         self.progress = Progress()
@@ -164,4 +164,4 @@ class Trainer:
             optimizer.load_state_dict(saved)
         self.progress = Progress(**state["progress"])
         self.random.set_state(state["random"])
-        self.draft_ids: Tensor = state["draft_ids"]
+        self.draft_ids = state["draft_ids"]

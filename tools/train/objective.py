@@ -64,7 +64,8 @@ class Acceptance:
 
     @classmethod
     def none(cls, depth: int) -> Acceptance:
-        return cls(*(torch.zeros(depth, dtype=torch.int64) for _ in range(3)), torch.zeros(depth, 8, dtype=torch.int64))
+        zeros = [torch.zeros(depth, dtype=torch.int64) for _ in range(3)]
+        return cls(zeros[0], zeros[1], zeros[2], torch.zeros(depth, 8, dtype=torch.int64))
 
     def add(self, drafter: Drafter, rows: Rows, vocabulary: Vocabulary) -> None:
         """Compare chained greedy drafts with the tokens that followed in the responses."""
