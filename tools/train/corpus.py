@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,11 @@ class Corpus:
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    def answers(self, context: int) -> Iterator[np.ndarray]:
+        """Every answer with the ``context`` tokens before it."""
+        for index, length in enumerate(self.prompt_lengths.tolist()):
+            yield self[index][max(0, length - context) :]
 
     @classmethod
     def of(cls, conversations: Iterable[tuple[list[int], int]]) -> Corpus:

@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.numpy import save_file
 
 import specrun
+from specbuild.drafters.ngram import count_ngrams
+from specrun.drafters.ngram_table import ORDERS
 from specrun.errors import UserError
-from tools.train import ngram
 from tools.train.card import Card, acceptance_section, training_section, write_accuracy, write_card
 from tools.train.corpus import Corpus
 from tools.train.drafters import KINDS
@@ -31,7 +32,7 @@ from tools.train.shards import HiddenCache
 from tools.train.target import Target, load_target
 
 MEASURED_DEPTH = 6
-NGRAM_ORDERS = (3, 2)
+NGRAM_CONTEXT = max(ORDERS)
 
 
 @dataclass(frozen=True)
@@ -145,8 +146,10 @@ def _write_trained_card(request: Request, trainer: Trainer, corpora: list[Corpus
 
 
 def _write_table(request: Request, corpora: list[Corpus]) -> None:
-    corpus = Corpus.joined(corpora)
-    tables = [ngram.count_table(corpus, order, least_count=2, least_share=0.3) for order in NGRAM_ORDERS]
-    np.savez_compressed(request.output / "ngram.npz", **ngram.arrays(tables))
-    counted = ", ".join(f"{len(table.keys)} contexts of {table.order} tokens" for table in tables)
-    write_card(request.output / "card.md", _card(request, corpora), f"Counted: {counted}.", "Not measured here.")
+    arrays = count_ngrams(answer for corpus in corpora for answer in corpus.answers(NGRAM_CONTEXT))
+    save_file(arrays, request.output / "ngram.safetensors")
+    counted = ", ".join(
+        f"{len(arrays[name])} rows for {name.removeprefix('keys.')}" for name in arrays if "keys" in name
+    )
+    training = f"Counted over the answers, once each: {counted} tokens of context."
+    write_card(request.output / "card.md", _card(request, corpora), training, "Chances are stored with the rows.")
