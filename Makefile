@@ -2,7 +2,7 @@
 # make test    the product with its tests' packages, and pytest
 # make check   ruff and mypy
 #
-# PYTHON is any Python from 3.11 to 3.13. PIP_ARGS goes to pip: the tests pin torch's release and take whichever build
+# PYTHON is any Python from 3.10 to 3.13. PIP_ARGS goes to pip: the tests pin torch's release and take whichever build
 # the index offers, so on Linux `make test PIP_ARGS="--extra-index-url URL"` with PyTorch's CPU index saves gigabytes.
 
 PYTHON ?= python3
