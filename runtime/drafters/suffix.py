@@ -74,8 +74,8 @@ class SuffixIndex:
         return Cursor([(self._extend(context, at, length), at) for at in places[-OCCURRENCES:]], context[-1])
 
     def advance(self, cursor: Cursor, token: int) -> Cursor:
-        """The occurrences that agree on ``token`` as well; where none does, those of the last pair, which match no
-        further back."""
+        """The occurrences that agree on ``token`` as well; where none does, those of the last pair, taken as matches of
+        two tokens."""
         tokens, known = self.tokens, len(self.tokens) - 1
         kept = [(min(n + 1, LONGEST), at + 1) for n, at in cursor.occurrences if tokens[at] == token and at < known]
         if not kept:
