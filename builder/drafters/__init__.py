@@ -22,6 +22,9 @@ from specrun.bundle import DrafterRecord, EngineRecord, Limits
 from specrun.errors import CompileError
 
 KINDS = {
+    "eagle": "specbuild.drafters.eagle:EagleCompiler",
+    "medusa": "specbuild.drafters.medusa:MedusaCompiler",
+    "mtp": "specbuild.drafters.mtp:MtpCompiler",
     "eagle3": "specbuild.drafters.eagle3:Eagle3Compiler",
     "hybrid": "specbuild.drafters.hybrid:HybridCompiler",
     "suffix": "specbuild.drafters.suffix:SuffixCompiler",

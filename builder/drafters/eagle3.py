@@ -191,8 +191,8 @@ def _taps(request: DrafterRequest, head: Head, target: ModelConfig, count: int) 
     taps = tuple(int(i) for i in listed)
     if len(taps) != count or any(not 0 <= tap <= layers for tap in taps):
         raise head.error(
-            f"taps {list(taps)}: expected {count} (fc.weight's columns over the target's width), each from 0 to {layers}. "
-            "Say which with the option taps=LOW:MID:HIGH."
+            f"taps {list(taps)}: expected {count} (fc.weight's columns over the target's width), each from 0 to "
+            f"{layers}. Say which with the option taps=LOW:MID:HIGH."
         )
     return taps
 

@@ -32,8 +32,8 @@ def layer_config(head: Head, prefix: str, raw: Mapping[str, Any], hidden: int, t
     for name, rows in (("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * head_dim)):
         if shapes[name][0] != rows:
             raise head.error(
-                f"tensor {prefix}self_attn.{name}.weight has {shapes[name][0]} rows, expected {rows} from {heads} heads, "
-                f"{kv_heads} key-value heads and a head dimension of {head_dim}. Its config.json is of another head."
+                f"tensor {prefix}self_attn.{name}.weight has {shapes[name][0]} rows, expected {rows} from {heads} "
+                f"heads, {kv_heads} key-value heads and a head dimension of {head_dim}. Its config.json is of another head."
             )
     family = raw.get("model_type")
     own = ModelConfig.from_hf(
@@ -133,8 +133,8 @@ def draft_vocabulary(head: Head, size: int, checkpoint: Checkpoint, absolute: bo
     if "d2t" not in head.tensors:
         if size < checkpoint.tokenizer.vocab_size:
             raise head.error(
-                f"lm_head.weight has {size} rows, the target's vocabulary {vocabulary}, and there is no d2t to say which "
-                "ids they are. A pruned vocabulary needs its map."
+                f"lm_head.weight has {size} rows, the target's vocabulary {vocabulary}, and there is no d2t to say "
+                "which ids they are. A pruned vocabulary needs its map."
             )
         return None
     stored = head.integers("d2t")

@@ -191,6 +191,16 @@ class Blocks:
         stacked = self.concat([self.graph.op("Unsqueeze", part, axis) for part in parts], axis=2)
         self._output(contract.HEAD_LOGITS, stacked, ("B", "M", len(parts), vocabulary))
 
+    def shared_head_logits(self, rows: Sequence[ir.Value], weight: Weight) -> None:
+        """HEAD_LOGITS of heads that share one LM head, from each head's [B, M, H]: one product for all of them."""
+        vocabulary, width = weight.shape
+        axis, heads = self.graph.constant([2]), len(rows)
+        stacked = self.concat([self.graph.op("Unsqueeze", x, axis) for x in rows], axis=2)
+        flat = self.graph.op("Reshape", stacked, self.graph.constant([0, -1, width]))
+        logits = self.lm_head(flat, weight)
+        shaped = self.graph.op("Reshape", logits, self.graph.constant([0, -1, heads, vocabulary]))
+        self._output(contract.HEAD_LOGITS, shaped, ("B", "M", heads, vocabulary))
+
     def hidden(self, taps: Sequence[ir.Value], width: int) -> None:
         """Declares HIDDEN, float32 [B, N, width], the concatenated taps."""
         self._output(contract.HIDDEN, self.concat(taps), ("B", "N", width))

@@ -78,6 +78,9 @@ class DraftContext:
 
 
 KINDS = {
+    "eagle": "specrun.drafters.eagle:FeatureDrafter",
+    "medusa": "specrun.drafters.medusa:Medusa",
+    "mtp": "specrun.drafters.eagle:FeatureDrafter",
     "eagle3": "specrun.drafters.eagle:FeatureDrafter",
     "draft-model": "specrun.drafters.draft_model:DraftModel",
     "none": "specrun.drafters.none:NoDrafter",

@@ -9,7 +9,7 @@ import numpy as np
 
 from specrun.cache import Lane
 from specrun.decoder import Decoder, Row
-from specrun.drafters.growth import Draft, Grower
+from specrun.drafters.growth import Draft, Grower, learn
 from specrun.drafters.pacing import Pacing
 from specrun.proposal import Commit, FloatArray, Proposal
 from specrun.rules import Rule
@@ -79,21 +79,8 @@ class DecoderDrafter:
     def observe(self, sequence: Sequence, commit: Commit) -> None:
         state = self._states[sequence]
         if state.draft is not None and commit.verdict is not None and commit.proposal is not None:
-            self.learn(state.draft, [*commit.tokens[1:].tolist(), commit.next_token])
+            learn(state.draft, [*commit.tokens[1:].tolist(), commit.next_token], self.pacing)
         state.draft = None
-
-    def learn(self, draft: Draft, emitted: list[int]) -> None:
-        """Compares a draft, the nodes that were not proposed included, with the tokens that came."""
-        if self.pacing is None or draft.laws:
-            return
-        node = 0
-        for token in emitted:
-            children = [n for n in range(node + 1, draft.size) if draft.parents[n] == node]
-            for child in children:
-                self.pacing.learn(draft.depths[child], draft.probs[child], draft.tokens[child] == token)
-            node = next((child for child in children if draft.tokens[child] == token), 0)
-            if node == 0:
-                return
 
     def draft_costs(self, length: int) -> list[float]:
         """See ``specrun.drafters.Priced``."""

@@ -117,11 +117,15 @@ class BestFirst:
         self.depth, self.topk, self.total = depth, topk, total
 
     def expand(self, draft: Draft, node: int, logits: FloatArray) -> None:
-        row = _row(draft, node, logits, self.vocabulary)
-        tokens, probs = best_tokens(row, self.topk)
-        depth = draft.depths[node] + 1
-        for token, prob in zip(self.vocabulary.to_target(tokens).tolist(), probs.tolist(), strict=True):
-            draft.add(node, token, prob, prob if self.pacing is None else self.pacing.chance(depth, prob))
+        self.add_children(draft, node, *best_tokens(_row(draft, node, logits, self.vocabulary), self.topk))
+
+    def width_of(self, draft: Draft, node: int) -> int:
+        """Children that ``node`` gets at most."""
+        return self.topk
+
+    def add_children(self, draft: Draft, node: int, columns: IntArray, probs: FloatArray) -> None:
+        """Adds the first columns, best first, as children."""
+        _add(draft, node, self.vocabulary.to_target(columns[: self.topk]), probs, self.pacing)
 
     def frontier(self, draft: Draft, level: int) -> list[int]:
         if level >= min(self.depth, draft.budget):
@@ -150,11 +154,17 @@ class StaticTree:
             self.width[path[:-1]] = max(self.width.get(path[:-1], 0), path[-1] + 1)
 
     def expand(self, draft: Draft, node: int, logits: FloatArray) -> None:
-        place = self._place(draft, node)
-        tokens, probs = best_tokens(_row(draft, node, logits, self.vocabulary), self.width[place])
-        depth = draft.depths[node] + 1
-        for token, prob in zip(self.vocabulary.to_target(tokens).tolist(), probs.tolist(), strict=True):
-            draft.add(node, token, prob, prob if self.pacing is None else self.pacing.chance(depth, prob))
+        width = self.width_of(draft, node)
+        self.add_children(draft, node, *best_tokens(_row(draft, node, logits, self.vocabulary), width))
+
+    def width_of(self, draft: Draft, node: int) -> int:
+        """Children that ``node`` gets."""
+        return self.width[self._place(draft, node)]
+
+    def add_children(self, draft: Draft, node: int, columns: IntArray, probs: FloatArray) -> None:
+        """Adds the first columns, best first, as children."""
+        columns = columns[: self.width_of(draft, node)]
+        _add(draft, node, self.vocabulary.to_target(columns), probs, self.pacing)
 
     def frontier(self, draft: Draft, level: int) -> list[int]:
         if level >= draft.budget:
@@ -204,6 +214,26 @@ class DrawnChain:
 
     def finish(self, draft: Draft) -> Proposal:
         return draft.proposal(range(1, min(draft.size, draft.budget + 1)), self.name)
+
+
+def _add(draft: Draft, node: int, tokens: IntArray, probs: FloatArray, pacing: Pacing | None) -> None:
+    depth = draft.depths[node] + 1
+    for token, prob in zip(tokens.tolist(), probs.tolist(), strict=False):
+        draft.add(node, token, prob, prob if pacing is None else pacing.chance(depth, prob))
+
+
+def learn(draft: Draft, emitted: Seq[int], pacing: Pacing | None) -> None:
+    """Compares a draft, the nodes that were not proposed included, with the tokens that came."""
+    if pacing is None or draft.laws:
+        return
+    node = 0
+    for token in emitted:
+        children = [n for n in range(node + 1, draft.size) if draft.parents[n] == node]
+        for child in children:
+            pacing.learn(draft.depths[child], draft.probs[child], draft.tokens[child] == token)
+        node = next((child for child in children if draft.tokens[child] == token), 0)
+        if node == 0:
+            return
 
 
 def _row(draft: Draft, node: int, logits: FloatArray, vocabulary: Vocabulary) -> FloatArray:

@@ -91,3 +91,67 @@ def write_eagle3(path, tensors=None, **config):
 
 def weights_of(target):
     return load_file(target / "model.safetensors")
+
+
+def eagle_tensors(seed=0, bias=True):
+    """EAGLE-1's names: no input norm in layer 0, no final norm, no head."""
+    rng = np.random.default_rng(seed)
+    tensors = {
+        "fc.weight": matrix(rng, HIDDEN, 2 * HIDDEN),
+        "layers.0.post_attention_layernorm.weight": norm(rng),
+        **layer(rng, "layers.0.", bias=bias),
+    }
+    if bias:
+        tensors["fc.bias"] = rng.standard_normal(HIDDEN).astype(np.float32)
+    return tensors
+
+
+def write_eagle(path, tensors=None, **config):
+    tensors = eagle_tensors() if tensors is None else tensors
+    return write(path, tensors, LLAMA | {"bias": "fc.bias" in tensors} | config)
+
+
+def medusa_tensors(seed=0, heads=3, blocks=2, own=True):
+    """FasterDecoding's names."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for i in range(heads):
+        for j in range(blocks):
+            tensors[f"{i}.{j}.linear.weight"] = matrix(rng, HIDDEN, HIDDEN)
+            tensors[f"{i}.{j}.linear.bias"] = rng.standard_normal(HIDDEN).astype(np.float32)
+        if own:
+            tensors[f"{i}.{blocks}.weight"] = matrix(rng, VOCAB, HIDDEN, 3 * np.sqrt(HIDDEN))
+    return tensors
+
+
+def mimo_tensors(seed=0, layers=1):
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for i in range(layers):
+        prefix = f"model.mtp_layers.{i}."
+        names = (
+            "token_layernorm",
+            "hidden_layernorm",
+            "final_layernorm",
+            "input_layernorm",
+            "post_attention_layernorm",
+        )
+        tensors |= {f"{prefix}{name}.weight": norm(rng) for name in names}
+        tensors[f"{prefix}input_proj.weight"] = matrix(rng, HIDDEN, 2 * HIDDEN)
+        tensors |= layer(rng, prefix)
+    return tensors
+
+
+def deepseek_tensors(seed=0, layers=1, target_layers=4):
+    """DeepSeek-V3's and GLM's names around a dense layer."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for i in range(layers):
+        prefix = f"model.layers.{target_layers + i}."
+        names = ("enorm", "hnorm", "shared_head.norm", "input_layernorm", "post_attention_layernorm")
+        tensors |= {f"{prefix}{name}.weight": norm(rng) for name in names}
+        tensors[f"{prefix}eh_proj.weight"] = matrix(rng, HIDDEN, 2 * HIDDEN)
+        tensors[f"{prefix}shared_head.head.weight"] = matrix(rng, VOCAB, HIDDEN, 3 * np.sqrt(HIDDEN))
+        tensors[f"{prefix}embed_tokens.weight"] = rng.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+        tensors |= layer(rng, prefix)
+    return tensors
