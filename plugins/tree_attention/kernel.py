@@ -193,9 +193,10 @@ def split_spec(bound: Bound) -> KernelSpec:
     dims, attributes, kind = bound.dims, bound.attributes, bound.types["T"]
     padded = triton.next_power_of_2(dims["D"])
     tile, splits = int(attributes["tile_rows"]), int(attributes["splits"])
+    block, warps = _block_and_warps(padded, tile, kind)
     constants = {name: attributes[name] for name in ("scale", "softcap", "window", "splits")}
     constants |= {name: dims[name] for name in ("H", "H_kv", "D")}
-    constants |= {"D_PAD": padded, "TILE": tile, "BLOCK": 32 if padded * tile > 128 * 64 else 64}
+    constants |= {"D_PAD": padded, "TILE": tile, "BLOCK": block}
     variant = f"{kind}.h{dims['H']}-{dims['H_kv']}.d{dims['D']}.r{tile}.s{splits}"
     extras = "".join(f".{name}{attributes[name]}" for name in ("softcap", "window") if attributes[name])
     return KernelSpec(
@@ -205,8 +206,15 @@ def split_spec(bound: Bound) -> KernelSpec:
         constants=constants,
         sizes=sizes_of(SPLIT, bound) | {"group": dims["H"] // dims["H_kv"]},
         grid=(Extent(("N", "group"), tile), Extent(("splits",)), Extent(("B", "H_kv"))),
-        warps=8 if padded * tile > 64 * 64 else 4,
+        warps=warps,
     )
+
+
+def _block_and_warps(padded: int, tile: int, kind: str) -> tuple[int, int]:
+    """Cache rows a block and warps: the largest that spill no registers; float32, there to check with, is not tuned."""
+    if kind == "float32":
+        return (32 if padded <= 128 else 16), 8
+    return (32 if padded * tile > 128 * 64 else 64), (8 if padded * tile > 64 * 64 else 4)
 
 
 def merge_spec(bound: Bound) -> KernelSpec:

@@ -153,10 +153,11 @@ class CudaDevice:
 
     def _load(self, kernels: Iterable[tuple[Launch, bytes]]) -> dict[str, tuple[Launch, Any]]:
         loaded = {}
+        limit = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         for record, cubin in kernels:
             if record.architecture == self.architecture:
                 entry = self._core.ObjectCode.from_cubin(cubin).get_kernel(record.entry)
-                entry.attributes.max_dynamic_shared_size_bytes = record.shared_bytes
+                self._call("cuKernelSetAttribute", limit, record.shared_bytes, entry.handle, self._device.device_id)
                 loaded[record.kernel] = (record, entry)
         return loaded
 

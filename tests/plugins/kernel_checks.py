@@ -192,7 +192,7 @@ CHECKS = [
     ),
     Check(
         "commit_rows",
-        {"C": 64, "B": 4, "heads": 8, "S": 512, "D": 128, "P": 24, "dtype": "float16"},
+        {"C": 16, "B": 4, "heads": 8, "S": 512, "D": 128, "P": 24, "dtype": "float16"},
         {"C": 2, "B": 2, "heads": 1, "S": 40, "D": 64, "P": 3, "dtype": "float16"},
         commit_inputs,
         commit_pairs,
@@ -202,7 +202,7 @@ CHECKS = [
     _attention("float16", Case((9,), 2), contexts=_LONG, nodes=1, heads=14, kv_heads=2, size=80, splits=32),
     _attention("bfloat16", Case((9,), 2), contexts=_LONG, nodes=9, heads=4, kv_heads=1, size=256, softcap=50.0),
     _attention("float16", Case((9,), 2), contexts=_LONG, nodes=7, heads=8, kv_heads=8, size=96, window=512, splits=4),
-    _attention("bfloat16", Case((9,), 2), contexts=(131_000,), nodes=64, heads=8, kv_heads=2, size=128, splits=64),
+    _attention("bfloat16", Case((9,), 2), contexts=(131_000,), nodes=32, heads=2, kv_heads=1, size=128, splits=64),
     _attention("float32", Case((9,), 2), contexts=(300, -1), nodes=16, heads=4, kv_heads=2, size=64, splits=3),
     Check(
         "tree_attention_merge",
