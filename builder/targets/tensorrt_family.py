@@ -23,6 +23,7 @@ from specbuild.progress import Progress
 from specbuild.targets import overflow
 from specbuild.targets.cpu import cache_shape
 from specbuild.targets.onnx_files import save_model, weight_bytes
+from specrun.backends.ort import usable_cores
 from specrun.bundle import EngineRecord, Limits
 from specrun.errors import CompileError
 
@@ -104,6 +105,7 @@ class TensorRTTarget:
         trt = self.flavour.trt
         logger = _logger(trt)
         builder = trt.Builder(logger)
+        builder.max_threads = usable_cores()
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(str(onnx)):
