@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from specbuild.compile import compile_bundle
 from specrun.bundle import Bundle
-
 from tests.builder.tiny import FAMILIES, write_tiny_checkpoint
 
 pytest.importorskip("tensorrt_rtx")
