@@ -78,7 +78,7 @@ class FeatureDrafter(DecoderDrafter):
         observed.features.append(commit.hidden)
         if observed.size > self.prefill_chunk:
             chunk = self.flush(self._states[sequence].lane, self.missing(sequence), 1)
-            self._queue(observed, chunk)
+            self._queue(observed, chunk, commit.hidden.shape[1])
 
     def missing(self, sequence: Sequence) -> Chunk:
         tokens, given = self._observed[sequence].take()
@@ -87,7 +87,7 @@ class FeatureDrafter(DecoderDrafter):
         return Chunk(tokens, features)
 
     @staticmethod
-    def _queue(observed: Observed, chunk: Chunk) -> None:
+    def _queue(observed: Observed, chunk: Chunk, width: int) -> None:
         assert chunk.features is not None
         observed.tokens.insert(0, chunk.tokens)
-        observed.features.insert(0, chunk.features.copy())
+        observed.features.insert(0, chunk.features[:, :width].copy())  # without the columns of own features
