@@ -24,5 +24,5 @@ def test_greedy_tokens_are_plain_ones(target, head, tmp_path, options):
 def test_a_prompt_of_several_prefill_chunks(head, tmp_path):
     target = bundles.write_target(tmp_path / "target", max_position_embeddings=1024)
     opened = bundles.engine(target, tmp_path / "bundle", f"eagle3={head},{CHAIN}", max_length=1024)
-    length = opened.manifest.limits.prefill_chunk + 90
+    length = 2 * opened.manifest.limits.prefill_chunk + 90
     bundles.assert_same_as_plain(opened, "eagle3", [[3 + 7 * i % 500 for i in range(length)]], max_tokens=8)
