@@ -56,14 +56,14 @@ def test_growing_a_level(
 def test_banned_and_undefined_tokens_come_last(interpreter: Interpreter) -> None:
     """-inf (a padded or banned id) and NaN are candidates of score -inf; a row of nothing else is no error."""
     logits = np.full((1, 2, 6), -np.inf, np.float32)
-    logits[0, 0, [1, 4]] = [0.0, np.nan]
+    logits[0, 0, [1, 2, 4]] = [0.0, 0.0, np.nan]
     scores = np.zeros((1, 2), np.float32)
-    expected = reference.expand(logits, scores, 2, 2)
-    assert expected.tokens.tolist() == [[[1, 0], [0, 1]]]
-    assert expected.scores[0, 0].tolist() == [0.0, -np.inf]
-    for found in (host.expand(logits, scores, 2, 2), expand_on_device(interpreter, logits, scores, 2, 2)):
+    expected = reference.expand(logits, scores, 3, 2)
+    assert expected.tokens.tolist() == [[[1, 2, 0], [0, 1, 2]]]
+    assert_close(expected.scores[0, 0], np.array([np.log(0.5), np.log(0.5), -np.inf]), 1e-6)
+    for found in (host.expand(logits, scores, 3, 2), expand_on_device(interpreter, logits, scores, 3, 2)):
         assert_equal(found.tokens, expected.tokens)
-        assert_equal(found.scores, expected.scores)
+        assert_close(found.scores, expected.scores, 1e-6)
 
 
 def pool_of(rng: np.random.Generator, size: int, values: int) -> dict[str, np.ndarray]:
