@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specbuild.bundle_writer import finish, publish, staged
 from specbuild.checkpoint import Checkpoint, open_checkpoint
 from specbuild.drafters import CompileContext, DrafterPlan, plan_drafters
+from specbuild.kernels import store_kernels
 from specbuild.model.decoder import DecoderSpec
 from specbuild.progress import Progress, Silent
 from specbuild.targets import open_target
@@ -64,7 +66,8 @@ def compile_bundle(
         _compile_target(context)
         records = [_compile_drafter(plan, context) for plan in plans]
         checkpoint.tokenizer.write(directory)
-        finish(directory, lambda files: _manifest(context, records, files, shapes))
+        kernels = store_kernels(directory, context.engines)
+        finish(directory, lambda files: _manifest(context, records, files, shapes, kernels))
         publish(directory, output)
     return Bundle.open(output, verify=False)
 
@@ -118,7 +121,11 @@ def _size(directory: Path) -> int:
 
 
 def _manifest(
-    context: CompileContext, drafters: Sequence[DrafterRecord], files: tuple[FileRecord, ...], shapes: ShapeProfile
+    context: CompileContext,
+    drafters: Sequence[DrafterRecord],
+    files: tuple[FileRecord, ...],
+    shapes: ShapeProfile,
+    kernels: Mapping[str, Any],
 ) -> Manifest:
     checkpoint = context.checkpoint
     config = checkpoint.config
@@ -137,4 +144,5 @@ def _manifest(
         drafters=tuple(drafters),
         files=files,
         profile=shapes.to_json(),
+        kernels=kernels,
     )

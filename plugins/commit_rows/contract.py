@@ -19,5 +19,5 @@ CONTRACT = OpContract(
     ),
     types={"T": (*FLOATS, "uint8")},
     limits={"P": Limit(high=128), "D": Limit(high=512)},
-    static=("H_kv", "P", "D"),
+    static=("H_kv", "D"),
 )

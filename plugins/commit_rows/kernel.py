@@ -23,10 +23,10 @@ def commit_rows_kernel(
     counts_ptr,
     B,
     S,
+    P,
     committed_ptr,
     new_lengths_ptr,
     H_kv: tl.constexpr,
-    P: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     TILE: tl.constexpr,
@@ -52,18 +52,17 @@ def commit_rows_kernel(
 
 
 def spec(bound: Bound) -> KernelSpec:
-    """The variant for one element type, head layout and longest path."""
+    """The variant for one element type and head layout."""
     dims, kind = bound.dims, bound.types["T"]
     return KernelSpec(
-        name=f"commit_rows.{kind}.h{dims['H_kv']}.d{dims['D']}.p{dims['P']}",
+        name=f"commit_rows.{kind}.h{dims['H_kv']}.d{dims['D']}",
         function=commit_rows_kernel,
-        parameters=parameters_of(CONTRACT, bound, ("B", "S")),
+        parameters=parameters_of(CONTRACT, bound, ("B", "S", "P")),
         constants={
             "H_kv": dims["H_kv"],
-            "P": dims["P"],
             "D": dims["D"],
             "D_PAD": triton.next_power_of_2(dims["D"]),
-            "TILE": min(16, triton.next_power_of_2(dims["P"])),
+            "TILE": 16,
         },
         sizes=sizes_of(CONTRACT, bound),
         grid=(Extent(("C",)), Extent(("B", "H_kv")), Extent(())),

@@ -107,10 +107,11 @@ class CudaDevice:
         self.synchronize()  # ``host`` may be a temporary
 
     def launch(self, kernel: str, *arguments: Any) -> None:
-        """Run a stored kernel on its inputs, then its outputs, all DeviceArrays; sizes come from their shapes."""
-        record, entry = self._kernel(kernel)
-        sizes = record.sizes_for([argument.shape for argument in arguments])
-        self._check_types(record, arguments)
+        """Run a stored kernel on its inputs, then its outputs, all DeviceArrays; sizes come from their shapes.
+
+        ``kernel`` is an op's name (the stored variant that fits the arguments is run) or one variant's own.
+        """
+        record, entry, sizes = self._variant(kernel, arguments)
         grid = record.grid_for(sizes)
         if 0 in grid:
             return
@@ -151,31 +152,39 @@ class CudaDevice:
         self._refuse("synchronize")
         self._stream.sync()
 
-    def _load(self, kernels: Iterable[tuple[Launch, bytes]]) -> dict[str, tuple[Launch, Any]]:
-        loaded = {}
+    def _load(self, kernels: Iterable[tuple[Launch, bytes]]) -> dict[str, list[tuple[Launch, Any]]]:
+        """This GPU's kernels by their own names and by their ops'."""
+        loaded: dict[str, list[tuple[Launch, Any]]] = {}
         limit = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         for record, cubin in kernels:
             if record.architecture == self.architecture:
                 entry = self._core.ObjectCode.from_cubin(cubin).get_kernel(record.entry)
                 self._call("cuKernelSetAttribute", limit, record.shared_bytes, entry.handle, self._device.device_id)
-                loaded[record.kernel] = (record, entry)
+                for name in (record.kernel, record.kernel.partition(".")[0]):
+                    loaded.setdefault(name, []).append((record, entry))
         return loaded
 
-    def _kernel(self, name: str) -> tuple[Launch, Any]:
-        if name not in self._kernels:
-            known = ", ".join(sorted(self._kernels)) or "none"
+    def _variant(self, name: str, arguments: tuple[Any, ...]) -> tuple[Launch, Any, dict[str, int]]:
+        """The stored kernel of that name that takes these arguments, and all sizes."""
+        refusals = []
+        for record, entry in self._kernels.get(name, ()):
+            try:
+                sizes = record.sizes_for([argument.shape for argument in arguments])
+                _check_types(record, arguments)
+            except ContractError as refusal:
+                refusals.append(refusal)
+            else:
+                return record, entry, sizes
+        if not refusals:
+            known = ", ".join(sorted({record.kernel for stored in self._kernels.values() for record, _ in stored}))
             raise BundleError(
                 f"kernel '{name}' is not in the bundle for sm_{self.architecture}, this GPU's architecture; "
-                f"kernels for it: {known}. Compile the bundle for sm_{self.architecture}"
+                f"kernels for it: {known or 'none'}. Compile the bundle for sm_{self.architecture}"
             )
-        return self._kernels[name]
-
-    def _check_types(self, record: Launch, arguments: tuple[Any, ...]) -> None:
-        pointers = (p for p in record.parameters if p.pointer)
-        for parameter, argument in zip(pointers, arguments, strict=True):
-            if POINTER_TYPES.get(str(argument.dtype)) != parameter.type:
-                wanted = next(name for name, kind in POINTER_TYPES.items() if kind == parameter.type)
-                raise ContractError(record.kernel, parameter.name, f"dtype {argument.dtype}", wanted)
+        if len(refusals) == 1:
+            raise refusals[0]
+        found = ", ".join(f"{argument.dtype}{list(argument.shape)}" for argument in arguments)
+        raise ContractError(name, "arguments", found, " | ".join(map(str, refusals)))
 
     def _call(self, function: str, *arguments: Any) -> None:
         (status,) = getattr(self._driver, function)(*arguments)
@@ -189,3 +198,11 @@ class CudaDevice:
     def _refuse(self, what: str) -> None:
         if self._step is not None:
             raise CaptureError(f"CudaDevice: a captured step tried to {what}; a CUDA graph can't. Do it before capture")
+
+
+def _check_types(record: Launch, arguments: tuple[Any, ...]) -> None:
+    pointers = (p for p in record.parameters if p.pointer)
+    for parameter, argument in zip(pointers, arguments, strict=True):
+        if POINTER_TYPES.get(str(argument.dtype)) != parameter.type:
+            wanted = next(name for name, kind in POINTER_TYPES.items() if kind == parameter.type)
+            raise ContractError(record.kernel, parameter.name, f"dtype {argument.dtype}", wanted)

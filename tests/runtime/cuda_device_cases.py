@@ -105,6 +105,20 @@ def test_a_kernel_that_the_bundle_lacks_is_named(device: CudaDevice) -> None:
         CudaDevice([(replace(RECORD, architecture=120), CUBIN)]).launch(KERNEL)
 
 
+def test_an_ops_name_finds_the_variant_that_fits(buffers: list[DeviceArray]) -> None:
+    wide = replace(RECORD, kernel="gather_rows.float32.h128", sizes={"H": 128})
+    half = replace(
+        RECORD, kernel="gather_rows.float16.h64", parameters=(Parameter("source", "*fp16", ("B", "N", "H")),)
+    )
+    device = CudaDevice([(wide, CUBIN), (RECORD, CUBIN), (half, CUBIN)])
+    device.launch("gather_rows", *buffers)
+    assert (device.read(buffers[2]) == gather_rows(SOURCE, ROWS)).all()
+    with pytest.raises(
+        ContractError, match=r"gather_rows: argument 'arguments': found float32\[2, 5, 64\]; supported: g"
+    ):
+        device.launch("gather_rows", buffers[0])
+
+
 def test_a_captured_step_runs_when_it_is_replayed(device: CudaDevice, buffers: list[DeviceArray]) -> None:
     copied = device.allocate((2, 3, 64), np.float32)
     with device.capture() as step:
