@@ -9,11 +9,12 @@ from specbuild.checkpoint import Checkpoint
 from specbuild.drafters import CompileContext, DrafterRequest
 from specbuild.drafters.conditioned import ConditionedLayer
 from specbuild.drafters.heads import embedding_of, layer_config, layer_shapes, target_head
-from specbuild.drafters.options import drafting_options
+from specbuild.drafters.options import choice, drafting_options, feature_first, single_tap
 from specbuild.drafters.sources import Head
 from specrun.bundle import DrafterRecord
 from specrun.contract import FINAL_NORM
 
+OTHERS = ("taps", "order", "rope")
 DEFAULTS = {"depth": 6, "topk": 8, "total_nodes": 48, "adaptive": 1}
 
 
@@ -22,21 +23,25 @@ class EagleCompiler:
 
     def plan(self, request: DrafterRequest, checkpoint: Checkpoint) -> EaglePlan:
         """Options: depth, topk, total_nodes, adaptive (EAGLE-2's tree; a chain where topk is 1), or ``tree``, the name
-        of a static tree profile (EAGLE-1)."""
-        options = drafting_options(request, DEFAULTS)
+        of a static tree profile (EAGLE-1); and readings of the checkpoint to force: ``taps`` (``final``, or a layer),
+        ``order``, ``rope=own|target``."""
+        options = drafting_options(request, DEFAULTS, OTHERS)
         head = Head.open(request).renamed({"model.": ""})
         hidden = checkpoint.config.hidden_size
         _check(head, hidden)
         spec = ConditionedLayer(
             name="eagle",
-            config=layer_config(head, "layers.0.", head.config, hidden, checkpoint.config),
+            config=layer_config(
+                head, "layers.0.", head.config, hidden, checkpoint.config, choice(request, "rope", ("own", "target"))
+            ),
             tensors=head.tensors,
             embedding=embedding_of(head, checkpoint, hidden),
             lm_head=head.tensors.get("lm_head.weight") or target_head(head, checkpoint, hidden),
             layer="layers.0",
             fused="fc",
+            feature_first=feature_first(request, False),
         )
-        return EaglePlan(spec, (FINAL_NORM,), options)
+        return EaglePlan(spec, (single_tap(request, FINAL_NORM, checkpoint.config.num_layers),), options)
 
 
 @dataclass(frozen=True)

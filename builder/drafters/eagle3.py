@@ -14,6 +14,7 @@ from specbuild.checkpoint import Checkpoint
 from specbuild.config import ModelConfig
 from specbuild.drafters import CompileContext, DrafterRequest
 from specbuild.drafters.heads import (
+    MAPS,
     draft_vocabulary,
     embedding_of,
     layer_config,
@@ -21,15 +22,14 @@ from specbuild.drafters.heads import (
     save_vocabulary,
     target_head,
 )
-from specbuild.drafters.options import drafting_options, flag
+from specbuild.drafters.options import choice, drafting_options, feature_first, flag
 from specbuild.drafters.sources import Head
 from specbuild.model.blocks import Blocks, EngineDescription
 from specbuild.model.weights import Weight, Weights
 from specrun.bundle import DrafterRecord
-from specrun.errors import CompileError
 
 DEFAULTS = {"depth": 6, "topk": 8, "total_nodes": 48, "adaptive": 1}
-OTHERS = ("taps", "norm_before_residual", "norm_output", "map")
+OTHERS = ("taps", "norm_before_residual", "norm_output", "tap_norms", "order", "map", "rope")
 TAP_NAMES = ("low", "mid", "high")
 
 
@@ -38,7 +38,8 @@ class Eagle3Compiler:
 
     def plan(self, request: DrafterRequest, checkpoint: Checkpoint) -> Eagle3Plan:
         """Options: depth, topk, total_nodes, adaptive, tree; and readings of the checkpoint to force: ``taps=2:15:27``,
-        ``norm_before_residual``, ``norm_output``, ``map=offset|absolute``."""
+        ``norm_before_residual``, ``norm_output``, ``tap_norms`` (false: leave the norms of the taps out), ``order`` (of
+        what attention reads), ``map`` (see ``heads.MAPS``), ``rope=own|target``."""
         options = drafting_options(request, DEFAULTS, OTHERS)
         head = Head.open(request)
         speculators = "speculators_model_type" in head.config or "speculators_config" in head.config
@@ -47,7 +48,9 @@ class Eagle3Compiler:
         )
         raw = head.config.get("transformer_layer_config") or head.config
         hidden = _check(head, checkpoint.config.hidden_size)
-        config = layer_config(head, "midlayer.", raw, hidden, checkpoint.config)
+        config = layer_config(
+            head, "midlayer.", raw, hidden, checkpoint.config, choice(request, "rope", ("own", "target"))
+        )
         width = head.tensors["fc.weight"].shape[1]
         taps = _taps(request, head, checkpoint.config, width // checkpoint.config.hidden_size)
         lm_head, ids = _lm_head(request, head, checkpoint, hidden)
@@ -56,6 +59,8 @@ class Eagle3Compiler:
         spec = Eagle3Spec(
             config, head.tensors, embedding_of(head, checkpoint, hidden), lm_head, width, before,
             _reading(request, head, "norm_output", False),
+            flag(request, "tap_norms") is not False and has_tap_norms(head.tensors),
+            feature_first(request, False),
         )  # fmt: skip
         return Eagle3Plan(spec, taps, ids, options)
 
@@ -85,6 +90,8 @@ class Eagle3Spec:
     width: int
     norm_before_residual: bool
     norm_output: bool
+    tap_norms: bool = False
+    feature_first: bool = False
 
     def describe(self, max_positions: int) -> EngineDescription:
         hidden = self.config.hidden_size
@@ -109,7 +116,7 @@ class Eagle3Spec:
         embedded = b.rms_norm(b.embedding(step.tokens, self.embedding), layer["input_layernorm.weight"], epsilon)
         normed = b.rms_norm(feature, layer["hidden_norm.weight"], epsilon)
         residual = normed if self.norm_before_residual else feature
-        both = b.concat([embedded, normed])
+        both = b.concat([normed, embedded] if self.feature_first else [embedded, normed])
         x = b.add(residual, b.attention(step, 0, both, layer.below("self_attn"), config))
         normed = b.rms_norm(x, layer["post_attention_layernorm.weight"], epsilon)
         x = b.add(x, b.mlp(normed, layer.below("mlp")))
@@ -121,11 +128,11 @@ class Eagle3Spec:
         """fc of the taps plus the head's own feature; one of the two is zero in every row."""
         hidden, epsilon = self.config.hidden_size, self.config.rms_norm_eps
         taps, own = b.split(b.hidden_in(self.width + hidden), [self.width, hidden])
-        norms = tap_norms(self.tensors)
+        norms = tap_norms(self.tensors) if self.tap_norms else []
         if norms:
             parts = b.split(taps, [self.width // len(norms)] * len(norms))
             taps = b.concat([b.rms_norm(x, weights[n], epsilon) for x, n in zip(parts, norms, strict=True)])
-        if weights.get("input_norm.weight") is not None:
+        if self.tap_norms and weights.get("input_norm.weight") is not None:
             taps = b.rms_norm(taps, weights["input_norm.weight"], epsilon)
         return b.add(b.linear(taps, weights["fc.weight"], weights.get("fc.bias")), own)
 
@@ -140,6 +147,11 @@ def tap_norms(tensors: Mapping[str, Weight]) -> list[str]:
     older = [f"aux_norm_{name}.weight" for name in TAP_NAMES]
     numbered = sorted(name for name in tensors if name.startswith("fc_norm."))
     return older if older[0] in tensors else numbered
+
+
+def has_tap_norms(tensors: Mapping[str, Weight]) -> bool:
+    """Whether the taps are normalized before fc, one by one or together."""
+    return bool(tap_norms(tensors)) or "input_norm.weight" in tensors
 
 
 def _check(head: Head, target_hidden: int) -> int:
@@ -201,9 +213,7 @@ def _lm_head(
     request: DrafterRequest, head: Head, checkpoint: Checkpoint, hidden: int
 ) -> tuple[Weight, np.ndarray | None]:
     """The head's LM head and its vocabulary, or the target's whole one."""
-    reading = request.options.get("map", "offset")
-    if reading not in ("offset", "absolute"):
-        raise CompileError(f"Drafter {request.kind}: map is {reading!r}, expected offset or absolute.")
+    reading = choice(request, "map", MAPS) or "offset"
     own, vocabulary = head.tensors.get("lm_head.weight"), checkpoint.config.vocab_size
     if own is None:
         pruned = head.config.get("draft_vocab_size") or vocabulary
@@ -218,4 +228,4 @@ def _lm_head(
             f"tensor lm_head.weight has the shape {list(own.shape)}, expected [{vocabulary} or fewer, {hidden}]. The "
             "head was made for another target."
         )
-    return own, draft_vocabulary(head, own.shape[0], checkpoint, reading == "absolute")
+    return own, draft_vocabulary(head, own.shape[0], checkpoint, reading)

@@ -15,15 +15,20 @@ from specbuild.drafters import CompileContext
 from specbuild.drafters.sources import Head
 from specbuild.model.weights import Weight
 
+# What row i of a pruned LM head stands for: id i + d2t[i], id d2t[i], the i-th id that t2d flags, or id i.
+MAPS = ("offset", "absolute", "t2d", "identity")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def layer_config(head: Head, prefix: str, raw: Mapping[str, Any], hidden: int, target: ModelConfig) -> ModelConfig:
+def layer_config(
+    head: Head, prefix: str, raw: Mapping[str, Any], hidden: int, target: ModelConfig, rope: str | None = None
+) -> ModelConfig:
     """The configuration of a head's one decoder layer.
 
     ``prefix``: where its tensors are ("midlayer."). Sizes come from the head's config ``raw`` and are checked against
     its tensors; what it leaves out is the target's. The context is the target's, whatever ``raw`` says of it. Rotary
-    positions are the head's where it names a scaling or another base, else the target's with its scaling.
+    positions are the head's where it names a scaling or another base, else the target's with its scaling; ``rope``
+    (``own`` or ``target``) forces one of the two.
     """
     shapes = {name: head.tensors[f"{prefix}self_attn.{name}.weight"].shape for name in ATTENTION}
     heads = int(raw.get("num_attention_heads") or target.num_heads)
@@ -54,7 +59,10 @@ def layer_config(head: Head, prefix: str, raw: Mapping[str, Any], hidden: int, t
         weights_dtype="float32",
         max_length=1,
     )
-    keeps_own = own.rope.kind != "default" or own.rope.theta != target.rope.theta or head_dim != target.head_dim
+    named = own.rope.kind != "default" or own.rope.theta != target.rope.theta or head_dim != target.head_dim
+    if rope == "target" and head_dim != target.head_dim:
+        raise head.error(f"rope is target, but its head dimension is {head_dim} and the target's {target.head_dim}.")
+    keeps_own = named if rope is None else rope == "own"
     return replace(
         own,
         rope=own.rope if keeps_own else target.rope,
@@ -123,13 +131,15 @@ def target_head(head: Head, checkpoint: Checkpoint, hidden: int) -> Weight:
     return checkpoint.tensors.get(HEAD) or checkpoint.tensors[EMBEDDING]
 
 
-def draft_vocabulary(head: Head, size: int, checkpoint: Checkpoint, absolute: bool) -> np.ndarray | None:
+def draft_vocabulary(head: Head, size: int, checkpoint: Checkpoint, reading: str = "offset") -> np.ndarray | None:
     """int64 [size]: the target's id of each row of the head's LM head; None where the rows are the target's.
 
-    ``d2t`` holds offsets: id = row + d2t[row] (``absolute``: the ids themselves). Raises CompileError for a map that
-    leads out of the vocabulary, repeats an id or contradicts ``t2d``, and for a pruned head without a map.
+    ``reading`` is one of ``MAPS``. Raises CompileError for a map that leads out of the vocabulary, repeats an id or
+    contradicts ``t2d``, and for a pruned head without a map.
     """
     vocabulary = checkpoint.config.vocab_size
+    if reading in ("t2d", "identity"):
+        return _without_d2t(head, size, vocabulary, reading)
     if "d2t" not in head.tensors:
         if size < checkpoint.tokenizer.vocab_size:
             raise head.error(
@@ -141,9 +151,9 @@ def draft_vocabulary(head: Head, size: int, checkpoint: Checkpoint, absolute: bo
     if stored.shape != (size,):
         raise head.error(f"tensor d2t has the shape {list(stored.shape)}, expected [{size}], lm_head.weight's rows.")
     readings = {"offset": stored + np.arange(size), "absolute": stored}
-    ids = readings["absolute" if absolute else "offset"]
+    ids = readings[reading]
     if fault := _fault(head, ids, vocabulary):
-        other = "offset" if absolute else "absolute"
+        other = "offset" if reading == "absolute" else "absolute"
         hint = (
             f" Read as {other} it is sound: add the option map={other}."
             if not _fault(head, readings[other], vocabulary)
@@ -151,6 +161,19 @@ def draft_vocabulary(head: Head, size: int, checkpoint: Checkpoint, absolute: bo
         )
         raise head.error(f"tensor d2t {fault}.{hint} The head was made for another vocabulary, or the map is damaged.")
     return None if np.array_equal(ids, np.arange(vocabulary)) else ids
+
+
+def _without_d2t(head: Head, size: int, vocabulary: int, reading: str) -> np.ndarray | None:
+    if reading == "identity":
+        return None if size == vocabulary else np.arange(size)
+    flags = head.integers("t2d") if "t2d" in head.tensors else np.zeros(0, dtype=np.int64)
+    ids = np.flatnonzero(flags)
+    if flags.shape != (vocabulary,) or ids.size != size:
+        raise head.error(
+            f"map=t2d: tensor t2d has the shape {list(flags.shape)} and flags {ids.size} ids, expected [{vocabulary}] "
+            f"with {size} flags, lm_head.weight's rows."
+        )
+    return ids
 
 
 def _fault(head: Head, ids: np.ndarray, vocabulary: int) -> str:

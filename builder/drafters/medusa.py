@@ -13,7 +13,7 @@ import onnx_ir as ir
 from specbuild.checkpoint import Checkpoint
 from specbuild.drafters import CompileContext, DrafterRequest
 from specbuild.drafters.heads import target_head
-from specbuild.drafters.options import drafting_options
+from specbuild.drafters.options import choice, drafting_options, single_tap
 from specbuild.drafters.sources import Head
 from specbuild.model.blocks import Blocks, EngineDescription
 from specbuild.model.weights import Weight
@@ -21,6 +21,7 @@ from specrun.bundle import DrafterRecord
 from specrun.contract import FINAL_NORM
 from specrun.errors import CompileError
 
+OTHERS = ("taps", "first")
 DEFAULTS = {"depth": 0, "topk": 8, "total_nodes": 48, "adaptive": 1}
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
 _LM_HEAD = re.compile(r"(\d+)\.(\d+)\.weight")
@@ -30,10 +31,12 @@ class MedusaCompiler:
     kind = "medusa"
 
     def plan(self, request: DrafterRequest, checkpoint: Checkpoint) -> MedusaPlan:
-        """Options: depth (the heads by default), topk, total_nodes, adaptive, or ``tree``, a static tree profile."""
-        options = drafting_options(request, DEFAULTS)
+        """Options: depth (the heads by default), topk, total_nodes, adaptive, or ``tree``, a static tree profile; and
+        readings of the checkpoint to force: ``taps`` (``final``, or a layer), ``first`` (1: the first head predicts the
+        next token, as the target's own LM head does, and is left out; 2: the one after that)."""
+        options = drafting_options(request, DEFAULTS, OTHERS)
         head = Head.open(request).renamed({"medusa_head.": ""})
-        spec = _spec(head, checkpoint)
+        spec = _spec(head, checkpoint, skipped=choice(request, "first", ("1", "2")) == "1")
         options["depth"] = options["depth"] or len(spec.lm_heads)
         deepest = max((len(path) for path in options.get("tree", ())), default=options["depth"])
         if deepest > len(spec.lm_heads):
@@ -41,17 +44,21 @@ class MedusaCompiler:
                 f"Drafter medusa: the tree is {deepest} deep, but {head.source} holds {len(spec.lm_heads)} heads, "
                 f"which draft {len(spec.lm_heads)} tokens at most. Choose a tree or a depth that is no deeper."
             )
-        return MedusaPlan(spec, options)
+        return MedusaPlan(spec, options, (single_tap(request, FINAL_NORM, checkpoint.config.num_layers),))
 
 
 @dataclass(frozen=True)
 class MedusaSpec:
-    """``lm_heads``: one a head, all the same weight where they are shared. ``blocks``: residual blocks of a head."""
+    """``lm_heads``: one a head, all the same weight where they are shared. ``blocks``: residual blocks of a head.
+
+    ``skipped``: stored heads before the first that is used.
+    """
 
     hidden: int
     blocks: int
     tensors: Mapping[str, Weight]
     lm_heads: list[Weight]
+    skipped: int = 0
 
     def describe(self) -> EngineDescription:
         return EngineDescription(
@@ -66,7 +73,7 @@ class MedusaSpec:
 
     def emit(self, b: Blocks) -> None:
         hidden = b.hidden_in(self.hidden, rows="M")
-        rows = [self._blocks(b, hidden, head) for head in range(len(self.lm_heads))]
+        rows = [self._blocks(b, hidden, head + self.skipped) for head in range(len(self.lm_heads))]
         vocabulary = self.lm_heads[0].shape[0]
         if len({weight.name for weight in self.lm_heads}) == 1:
             b.shared_head_logits(rows, self.lm_heads[0])
@@ -85,14 +92,16 @@ class MedusaSpec:
 class MedusaPlan:
     spec: MedusaSpec
     options: dict[str, Any]
-    taps: tuple[int, ...] = (FINAL_NORM,)
+    taps: tuple[int, ...]
 
     def compile(self, context: CompileContext) -> DrafterRecord:
         context.compile(self.spec.describe())
-        return DrafterRecord(name="medusa", kind="medusa", engine="medusa", options=self.options)
+        return DrafterRecord(
+            name="medusa", kind="medusa", engine="medusa", options={**self.options, "taps": list(self.taps)}
+        )
 
 
-def _spec(head: Head, checkpoint: Checkpoint) -> MedusaSpec:
+def _spec(head: Head, checkpoint: Checkpoint, skipped: bool) -> MedusaSpec:
     """Counts heads and blocks from the tensors: published configs name other numbers than their files hold."""
     hidden, vocabulary = checkpoint.config.hidden_size, checkpoint.config.vocab_size
     blocks = [match for name in head.tensors if (match := _BLOCK.fullmatch(name))]
@@ -111,4 +120,6 @@ def _spec(head: Head, checkpoint: Checkpoint) -> MedusaSpec:
     head.take(needed, {})
     shared = target_head(head, checkpoint, hidden)
     lm_heads = [head.tensors[f"{i}.{depth}.weight"] if owned else shared for i in range(count)]
-    return MedusaSpec(hidden, depth, head.tensors, lm_heads)
+    if skipped and count == 1:
+        raise head.error("first=1 leaves out the first head, and there is no other.")
+    return MedusaSpec(hidden, depth, head.tensors, lm_heads[skipped:], int(skipped))

@@ -11,12 +11,13 @@ from specbuild.checkpoint.layout import layer_shapes as decoder_shapes
 from specbuild.drafters import CompileContext, DrafterRequest, refuse_source
 from specbuild.drafters.conditioned import ConditionedLayer
 from specbuild.drafters.heads import embedding_of, layer_config, target_head
-from specbuild.drafters.options import drafting_options
+from specbuild.drafters.options import choice, drafting_options, feature_first, flag, single_tap
 from specbuild.drafters.sources import Head
 from specrun.bundle import DrafterRecord
 from specrun.contract import FINAL_NORM
 from specrun.errors import CompileError
 
+OTHERS = ("taps", "order", "feeds_normed", "rope")
 DEFAULTS = {"depth": 4, "topk": 8, "total_nodes": 32, "adaptive": 1}
 
 
@@ -67,12 +68,17 @@ class MtpCompiler:
     kind = "mtp"
 
     def plan(self, request: DrafterRequest, checkpoint: Checkpoint) -> MtpPlan:
-        """Options: depth, topk, total_nodes, adaptive, tree. Drafts deeper than there are layers reuse the last."""
+        """Options: depth, topk, total_nodes, adaptive, tree. Drafts deeper than there are layers reuse the last.
+
+        Readings of the checkpoint to force: ``taps`` (``final``, or a layer), ``order``, ``feeds_normed`` (whether a
+        layer passes on its normalized output), ``rope=own|target``.
+        """
         refuse_source(request)
-        options = drafting_options(request, DEFAULTS)
+        options = drafting_options(request, DEFAULTS, OTHERS)
         layout, heads = _layers(checkpoint)
-        specs = [_layer(i, layout, head, checkpoint) for i, head in enumerate(heads)]
-        return MtpPlan(specs, (layout.tap(checkpoint.config.num_layers),), options)
+        specs = [_layer(i, layout, head, checkpoint, request) for i, head in enumerate(heads)]
+        layers = checkpoint.config.num_layers
+        return MtpPlan(specs, (single_tap(request, layout.tap(layers), layers),), options)
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ def _stored(layout: Layout, checkpoint: Checkpoint) -> Iterator[Head]:
         index += 1
 
 
-def _layer(index: int, layout: Layout, head: Head, checkpoint: Checkpoint) -> ConditionedLayer:
+def _layer(index: int, layout: Layout, head: Head, checkpoint: Checkpoint, request: DrafterRequest) -> ConditionedLayer:
     """Layer ``index``; its decoder layer is like the target's own."""
     config, hidden = checkpoint.config, checkpoint.config.hidden_size
     needed: dict[str, Any] = dict(decoder_shapes(config))
@@ -121,13 +127,17 @@ def _layer(index: int, layout: Layout, head: Head, checkpoint: Checkpoint) -> Co
     head.take(
         needed, {"embed_tokens.weight": whole, "shared_head.head.weight": whole, f"{layout.fused}.bias": (hidden,)}
     )
+    connections = dict(layout.connections)
+    connections["feature_first"] = feature_first(request, connections.get("feature_first", False))
+    if (normed := flag(request, "feeds_normed")) is not None:
+        connections["feeds_normed"] = normed
     return ConditionedLayer(
         name=f"mtp.{index}",
-        config=layer_config(head, "", head.config, hidden, config),
+        config=layer_config(head, "", head.config, hidden, config, choice(request, "rope", ("own", "target"))),
         tensors=head.tensors,
         embedding=embedding_of(head, checkpoint, hidden),
         lm_head=head.tensors.get("shared_head.head.weight") or target_head(head, checkpoint, hidden),
         layer="",
         fused=layout.fused,
-        **layout.connections,
+        **connections,
     )

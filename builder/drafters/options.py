@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specbuild.drafters import DrafterRequest
+from specrun.contract import FINAL_NORM
 from specrun.errors import CompileError
 from specrun.profiles import ProfileError, load_tree
 
@@ -48,6 +49,27 @@ def flag(request: DrafterRequest, key: str) -> bool | None:
     if text not in (None, "true", "false"):
         raise CompileError(f"Drafter {request.kind}: {key} is {text!r}, expected true or false.")
     return None if text is None else text == "true"
+
+
+def choice(request: DrafterRequest, key: str, values: tuple[str, ...]) -> str | None:
+    """An option that is one of ``values``; None where it is not given. Raises CompileError."""
+    text = request.options.get(key)
+    if text is not None and text not in values:
+        raise CompileError(f"Drafter {request.kind}: {key} is {text!r}, expected one of {', '.join(values)}.")
+    return text
+
+
+def feature_first(request: DrafterRequest, default: bool) -> bool:
+    """The option ``order``: of the token's embedding and the feature, which comes first where they are joined."""
+    order = choice(request, "order", ("embedding-feature", "feature-embedding"))
+    return default if order is None else order == "feature-embedding"
+
+
+def single_tap(request: DrafterRequest, default: int, layers: int) -> int:
+    """The option ``taps`` of a head that reads one stream: the layer it enters, or ``final`` (after the last norm)."""
+    names = {str(i): i for i in range(layers + 1)} | {"final": FINAL_NORM}
+    text = choice(request, "taps", tuple(names))
+    return default if text is None else names[text]
 
 
 def _integer(request: DrafterRequest, key: str, text: str) -> int:

@@ -36,8 +36,8 @@ class Medusa:
     grower: BestFirst | StaticTree
     vocabulary: Vocabulary
     pacing: Pacing | None
+    taps: tuple[int, ...]
     rule = SampleAndMatch()
-    taps: tuple[int, ...] = (-1,)
     _states: dict[Sequence, State] = field(default_factory=dict)
 
     @staticmethod
@@ -50,7 +50,8 @@ class Medusa:
         else:
             depth, topk, total = options["depth"], options["topk"], options["total_nodes"]
             grower = BestFirst(record.name, vocabulary, context.eos_token_ids, depth, topk, total, pacing)
-        return Medusa(record.name, context.open_heads(record.engine or record.name), grower, vocabulary, pacing)
+        heads = context.open_heads(record.engine or record.name)
+        return Medusa(record.name, heads, grower, vocabulary, pacing, tuple(options["taps"]))
 
     def begin(self, sequence: Sequence) -> None:
         self._states[sequence] = State()
