@@ -22,6 +22,7 @@ from specrun.proposal import Commit, Proposal, Verdict
 from specrun.sequence import Sequence
 
 UNKNOWN = 0.4  # a model drafter's chance to be right before anything is known of it
+COMPARED = 3  # of so many drafts that it was asked for, one is compared with what would have been drafted without it
 PATIENCE = 64  # passes after which a model drafter that did not seem to pay is asked again
 
 
@@ -60,6 +61,7 @@ class Member:
     price: Priced
     gains: Average = field(default_factory=Average)
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
+    asked: int = 0
     waited: int = 0  # passes since it was last asked
 
     def expected(self, sequence: Sequence, draft: Draft) -> float:
@@ -117,15 +119,12 @@ class Hybrid(SourceDrafter):
             self.member.drafter.begin(sequence)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
-        drafts = [self.grow(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-        spent = 0.0
-        if self.member is not None:
-            spent = self._ask(self.member, sequences, budgets, drafts)
-        sizes = self.economics.best_sizes([draft.reaches for draft in drafts])
-        return [draft.proposal(size, self.name, spent) for draft, size in zip(drafts, sizes, strict=True)]
+        drafts = [self.start(sequence) for sequence in sequences]
+        spent = 0.0 if self.member is None else self._ask(self.member, sequences, budgets, drafts)
+        return self.finish(drafts, budgets, draft_cost=spent)
 
-    def _ask(self, member: Member, sequences: Seq[Sequence], budgets: Seq[int], drafts: list[Draft]) -> float:
-        """Grafts the member's proposals onto the drafts where that should pay; returns what drafting cost."""
+    def _ask(self, member: Member, sequences: Seq[Sequence], budgets: Seq[int], drafts: Seq[Draft]) -> float:
+        """Takes the member's proposals into the drafts where that should pay; returns what drafting them cost."""
         expected = [member.expected(sequence, draft) for sequence, draft in zip(sequences, drafts, strict=True)]
         cost = self.economics.pace * member.price.draft_costs(1)[0]
         member.waited += 1
@@ -134,15 +133,32 @@ class Hybrid(SourceDrafter):
             asked = [i for i, budget in enumerate(budgets) if budget > 0] if member.waited > PATIENCE else []
         if not asked:
             return 0.0
-        member.waited = 0
+        member.waited, member.asked = 0, member.asked + 1
         proposals = member.drafter.propose([sequences[i] for i in asked], [budgets[i] for i in asked])
         for i, proposal in zip(asked, proposals, strict=True):
             member.proposals[sequences[i]] = proposal
-            grafted = self.grow(sequences[i], budgets[i], ModelReader(member.drafter.name, proposal))
-            gain = self.economics.value(grafted.reaches) - self.economics.value(drafts[i].reaches)
-            member.gains.observe(_situation(sequences[i], drafts[i]), gain)
-            drafts[i] = grafted
+            cheap = self._alone(sequences[i], budgets[i]) if member.asked % COMPARED == 1 else None
+            situation = _situation(sequences[i], drafts[i])
+            drafts[i].join(ModelReader(member.drafter.name, proposal))
+            if cheap is not None:
+                drafts[i].grow(self.economics.floors(min(budgets[i], self.max_nodes)))
+                member.gains.observe(situation, self._gain(cheap, drafts[i]))
         return max(proposal.draft_cost for proposal in proposals)
+
+    def _alone(self, sequence: Sequence, budget: int) -> Draft:
+        """The draft of this pass without the member, for comparison."""
+        kept = self.states[sequence].draft
+        draft = self.start(sequence)
+        self.states[sequence].draft = kept
+        draft.grow(self.economics.floors(min(budget, self.max_nodes)))
+        return draft
+
+    def _gain(self, cheap: Draft, grafted: Draft) -> float:
+        """Tokens gained by verifying the grafted draft rather than the cheap one, both by what is known now."""
+        economics = self.economics
+        (kept,), (best,) = economics.best_sizes([cheap.reaches]), economics.best_sizes([grafted.reaches])
+        price = economics.pace * (economics.cost(best + 1) - economics.cost(kept + 1))
+        return sum(grafted.reaches[:best]) - sum(grafted.reaches_of(cheap, kept)) - price
 
     def observe(self, sequence: Sequence, commit: Commit) -> None:
         super().observe(sequence, commit)

@@ -194,9 +194,8 @@ class Lookahead(SourceDrafter):
         if riders > self.capacity - 2 or not self.trial.pays(riders):
             return super().propose(sequences, budgets)
         limit = self.capacity - 1 - riders
-        drafts = [self.grow(s, min(budget, limit)) for s, budget in zip(sequences, budgets, strict=True)]
-        sizes = self.economics.best_sizes([draft.reaches for draft in drafts], riders)
-        proposals = [draft.proposal(size, self.name) for draft, size in zip(drafts, sizes, strict=True)]
+        drafts = [self.start(sequence) for sequence in sequences]
+        proposals = self.finish(drafts, [min(budget, limit) for budget in budgets], riders)
         return [
             proposal.carrying(self.windows[sequence].passengers(proposal.tree.size))
             for sequence, proposal in zip(sequences, proposals, strict=True)

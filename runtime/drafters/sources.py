@@ -74,6 +74,7 @@ class Node:
 
 
 BUCKETS = [1 / (1 + math.exp(3 - step)) for step in range(7)]
+AGREEMENT = 2.5  # odds of a guess of two sources over the (geometric) mean of what each gives it
 
 
 def bucket(chance: float) -> int:
@@ -85,7 +86,7 @@ def bucket(chance: float) -> int:
 class Draft:
     """One sequence's tree, best nodes first: every prefix of ``nodes`` is the best tree of its size."""
 
-    readers: Seq[Reader]
+    readers: list[Reader]
     acceptance: Acceptance
     learned: Hashable  # part of every key: what kind of request the chances were learned from
     width: int
@@ -93,10 +94,20 @@ class Draft:
     nodes: list[Node] = field(default_factory=list)
     frontier: list[tuple[float, int, int, Guess]] = field(default_factory=list)
 
-    def grow(self, pending: int, floors: Seq[float]) -> None:
+    def start(self, pending: int) -> None:
+        """The root and what may follow it."""
+        self._expand(Node(pending, -1, 0, 1.0, 1.0, [reader.root() for reader in self.readers]))
+
+    def join(self, reader: Reader) -> None:
+        """Takes in another source, before the draft grows beyond its root."""
+        (root,) = self.nodes
+        root.cursors.append(reader.root())
+        self.readers.append(reader)
+        self.nodes, self.frontier = [], []
+        self._expand(root)
+
+    def grow(self, floors: Seq[float]) -> None:
         """Adds nodes as long as the k-th one after the root is reached with a chance above ``floors[k - 1]``."""
-        if not self.nodes:
-            self._expand(Node(pending, -1, 0, 1.0, 1.0, [reader.root() for reader in self.readers]))
         while self.frontier and len(self.nodes) <= len(floors) and -self.frontier[0][0] > floors[len(self.nodes) - 1]:
             reach, _, parent, guess = heappop(self.frontier)
             cursors = [
@@ -154,6 +165,14 @@ class Draft:
         """Of the drafted nodes, falling."""
         return [node.reach for node in self.nodes[1:]]
 
+    def reaches_of(self, other: Draft, drafted: int) -> list[float]:
+        """What this draft takes the first nodes of another one to be reached with; 0 for those it does not hold."""
+        places: list[int | None] = [0]
+        for node in other.nodes[1 : drafted + 1]:
+            parent = places[node.parent]
+            places.append(None if parent is None else self.nodes[parent].children.get(node.token))
+        return [0.0 if place is None else self.nodes[place].reach for place in places[1:]]
+
     def proposal(self, drafted: int, source: str, draft_cost: float = 0.0) -> Proposal:
         nodes = self.nodes[: drafted + 1]
         tree = DraftTree(np.array([node.parent for node in nodes], dtype=np.int64))
@@ -167,13 +186,14 @@ def _by_chance(guess: Guess) -> float:
 
 
 def agree(one: Guess, other: Guess) -> Guess:
-    """Two sources with the same guess: their odds multiply, over those of a guess that says nothing (about 1 in 4)."""
-    odds = 3.0 * _odds(one.chance) * _odds(other.chance)
-    return Guess(one.token, odds / (1 + odds), (one.key, other.key))
+    """Two sources with the same guess: likelier than either thinks, by how sure both are together."""
+    odds = AGREEMENT * math.sqrt(_odds(one.chance) * _odds(other.chance))
+    chance = max(odds / (1 + odds), one.chance, other.chance)
+    return Guess(one.token, chance, ("agree", bucket(chance)))
 
 
 def _odds(chance: float) -> float:
-    return chance / max(1 - chance, 1e-3)
+    return max(chance, 1e-3) / max(1 - chance, 1e-3)
 
 
 @dataclass
@@ -203,18 +223,23 @@ class SourceDrafter:
         self.states[sequence] = State([s.read(sequence.tokens) for s in self.sources], len(sequence.tokens))
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
-        drafts = [self.grow(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
-        sizes = self.economics.best_sizes([draft.reaches for draft in drafts])
-        return [draft.proposal(size, self.name) for draft, size in zip(drafts, sizes, strict=True)]
+        drafts = [self.start(sequence) for sequence in sequences]
+        return self.finish(drafts, budgets)
 
-    def grow(self, sequence: Sequence, budget: int, *more: Reader) -> Draft:
-        """Grows the sequence's draft from its sources, and from ``more`` readers of this pass."""
+    def start(self, sequence: Sequence) -> Draft:
+        """A draft of the sequence's sources that has not grown yet."""
         state = self.states[sequence]
-        readers, greedy = [*state.readers, *more], sequence.params.greedy
-        draft = Draft(readers, self.economics.acceptance, greedy, self.width, self.eos_token_ids)
-        draft.grow(sequence.pending, self.economics.floors(min(budget, self.max_nodes)))
-        state.draft = draft
+        greedy, acceptance = sequence.params.greedy, self.economics.acceptance
+        draft = state.draft = Draft(list(state.readers), acceptance, greedy, self.width, self.eos_token_ids)
+        draft.start(sequence.pending)
         return draft
+
+    def finish(self, drafts: Seq[Draft], budgets: Seq[int], riders: int = 0, draft_cost: float = 0.0) -> list[Proposal]:
+        """Grows the drafts and cuts them where more nodes would not pay. ``riders``: passengers of the pass."""
+        for draft, budget in zip(drafts, budgets, strict=True):
+            draft.grow(self.economics.floors(min(budget, self.max_nodes)))
+        sizes = self.economics.best_sizes([draft.reaches for draft in drafts], riders)
+        return [draft.proposal(size, self.name, draft_cost) for draft, size in zip(drafts, sizes, strict=True)]
 
     def observe(self, sequence: Sequence, commit: Commit) -> None:
         state = self.states[sequence]
