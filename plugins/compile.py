@@ -19,8 +19,9 @@ from specrun.plugins.launch import POINTER_TYPES, Extent, Launch, Parameter
 ARCHITECTURES = (80, 89, 90, 100, 120)
 # The most dynamic shared memory one block may have, bytes (CUDA programming guide, compute capabilities).
 SHARED_LIMIT = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-# The oldest PTX version that knows sm_120: TensorRT hands PTX to the driver, and old drivers refuse new versions.
-PTX_VERSION = 87
+# The oldest PTX version that knows an architecture: TensorRT hands PTX to the driver, and old drivers refuse new ones.
+PTX_VERSION = {103: 88, 121: 88}
+OLDEST_PTX_VERSION = 87
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def compile_kernel(spec: KernelSpec, architecture: int) -> CompiledKernel:
     options = {
         "num_warps": spec.warps,
         "num_stages": spec.stages,
-        "ptx_version": PTX_VERSION,
+        "ptx_version": PTX_VERSION.get(architecture, OLDEST_PTX_VERSION),
         "enable_fp_fusion": True,
     }
     with triton.knobs.compilation.scope():

@@ -41,6 +41,13 @@ def test_every_kernel_compiles_without_spills(variant: Variant, architecture: in
     assert parameters == ["u64" if p.pointer else "u32" for p in spec.parameters]
 
 
+@pytest.mark.parametrize("architecture", [75, 86, 103, 121])
+def test_the_runtimes_kernel_compiles_wherever_engines_do(architecture: int) -> None:
+    """commit_rows goes into every GPU bundle, whatever TensorRT for RTX built its engines for."""
+    variant = next(v for v in VARIANTS if v.op == "commit_rows")
+    assert compile_kernel(variant.spec, architecture).report.spill_bytes == 0
+
+
 def test_commit_rows_reads_a_tile_before_it_writes_it() -> None:
     """The interpreter runs threads in step and cannot show this: a barrier stands between loads and stores."""
     variant = next(v for v in VARIANTS if v.op == "commit_rows")
