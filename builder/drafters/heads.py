@@ -38,7 +38,8 @@ def layer_config(
         if shapes[name][0] != rows:
             raise head.error(
                 f"tensor {prefix}self_attn.{name}.weight has {shapes[name][0]} rows, expected {rows} from {heads} "
-                f"heads, {kv_heads} key-value heads and a head dimension of {head_dim}. Its config.json is of another head."
+                f"heads, {kv_heads} key-value heads and a head dimension of {head_dim}. Its config.json is of "
+                "another head."
             )
     family = raw.get("model_type")
     own = ModelConfig.from_hf(

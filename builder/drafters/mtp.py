@@ -1,4 +1,4 @@
-"""mtp: multi-token-prediction layers inside the target's checkpoint, in MiMo's and in DeepSeek-V3's and GLM's layout."""
+"""mtp: multi-token-prediction layers inside the target's checkpoint, in the layouts of MiMo and DeepSeek-V3 (GLM)."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def _layers(checkpoint: Checkpoint) -> tuple[Layout, list[Head]]:
     found = sorted({name.split(".")[0] for name in checkpoint.extra})
     raise CompileError(
         f"Drafter mtp: {checkpoint.source} holds no multi-token-prediction layer that is known: expected "
-        f"model.mtp_layers.0.{MIMO.marker} or model.layers.{checkpoint.config.num_layers}.{DEEPSEEK.marker}. Beside the "
-        f"decoder it has {found or 'nothing'}."
+        f"model.mtp_layers.0.{MIMO.marker} or model.layers.{checkpoint.config.num_layers}.{DEEPSEEK.marker}. Beside "
+        f"the decoder it has {found or 'nothing'}."
     )
 
 

@@ -77,17 +77,13 @@ class FeatureDrafter(DecoderDrafter):
         observed.tokens.append(np.append(commit.tokens[1:], commit.next_token))
         observed.features.append(commit.hidden)
         if observed.size > self.prefill_chunk:
-            chunk = self.flush(self._states[sequence].lane, self.missing(sequence), 1)
-            self._queue(observed, chunk, commit.hidden.shape[1])
+            last = self.flush(self._states[sequence].lane, self.missing(sequence), 1)
+            assert last.features is not None
+            observed.tokens.append(last.tokens.copy())
+            observed.features.append(last.features[:, : commit.hidden.shape[1]].copy())
 
     def missing(self, sequence: Sequence) -> Chunk:
         tokens, given = self._observed[sequence].take()
         features = np.zeros((tokens.size, self.decoder.record.hidden_in or 0), dtype=np.float32)
         features[:, : given.shape[1]] = given
         return Chunk(tokens, features)
-
-    @staticmethod
-    def _queue(observed: Observed, chunk: Chunk, width: int) -> None:
-        assert chunk.features is not None
-        observed.tokens.insert(0, chunk.tokens)
-        observed.features.insert(0, chunk.features[:, :width].copy())  # without the columns of own features

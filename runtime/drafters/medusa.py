@@ -72,7 +72,8 @@ class Medusa:
         if not ready or (self.pacing is not None and not self.pacing.worth_starting()):
             return [Proposal.empty(sequence.pending) for sequence in sequences]
         begin = time.perf_counter()
-        logits = self.heads.run(np.stack([self._states[s].hidden for s in ready]))
+        hidden = [state.hidden for state in map(self._states.__getitem__, ready) if state.hidden is not None]
+        logits = self.heads.run(np.stack(hidden))
         seconds = time.perf_counter() - begin
         if self.pacing is not None:
             self.pacing.timed("first", seconds)

@@ -129,14 +129,8 @@ def mimo_tensors(seed=0, layers=1):
     tensors = {}
     for i in range(layers):
         prefix = f"model.mtp_layers.{i}."
-        names = (
-            "token_layernorm",
-            "hidden_layernorm",
-            "final_layernorm",
-            "input_layernorm",
-            "post_attention_layernorm",
-        )
-        tensors |= {f"{prefix}{name}.weight": norm(rng) for name in names}
+        names = ("token", "hidden", "final", "input", "post_attention")
+        tensors |= {f"{prefix}{name}_layernorm.weight": norm(rng) for name in names}
         tensors[f"{prefix}input_proj.weight"] = matrix(rng, HIDDEN, 2 * HIDDEN)
         tensors |= layer(rng, prefix)
     return tensors
