@@ -45,10 +45,11 @@ def measure(target: Decoder, max_nodes: int) -> dict[int, float]:
     points = [n for n in POINTS if n <= max(2, max_nodes)]
     lane = target.cache.acquire()
     try:
-        prompt = Row.of_chunk(lane, np.zeros(CONTEXT, dtype=np.int64), logits=False)
-        target.run([prompt])
-        target.cache.commit(lane, range(CONTEXT))
-        rows = {n: Row.of_tree(lane, np.zeros(n, dtype=np.int64), DraftTree.chain(n - 1)) for n in points}
+        context = min(CONTEXT, target.cache.max_length)
+        target.run([Row.of_chunk(lane, np.zeros(context, dtype=np.int64), logits=False)])
+        target.cache.commit(lane, range(context))
+        chains = {n: Row.of_tree(lane, np.zeros(n, dtype=np.int64), DraftTree.chain(n - 1)) for n in points}
+        rows = {n: replace(row, keep=0) for n, row in chains.items()}  # nothing is committed: the context may be full
         for row in rows.values():
             target.run([row])  # captures, and lets the engine pick its kernels
         samples: dict[int, list[float]] = {n: [] for n in points}

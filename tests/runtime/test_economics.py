@@ -99,6 +99,11 @@ def test_noise_only_slows_passes_down():
     assert curve[4] <= curve[8]
 
 
+def test_a_context_shorter_than_the_measurements_is_enough():
+    decoder = TinyEngine(max_length=20).decoder()
+    assert set(calibration.measure(decoder, 16)) == {1, 2, 3, 4, 6, 8, 12, 16}
+
+
 def test_measured_once_and_remembered(tmp_path, monkeypatch):
     class Manifest:
         limits = type("Limits", (), {"max_nodes": 16})
