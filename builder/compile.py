@@ -9,6 +9,7 @@ from typing import Any
 
 from specbuild.bundle_writer import finish, publish, staged
 from specbuild.checkpoint import Checkpoint, open_checkpoint
+from specbuild.doctor.watch import watch
 from specbuild.drafters import CompileContext, DrafterPlan, plan_drafters
 from specbuild.kernels import store_kernels
 from specbuild.model.decoder import DecoderSpec
@@ -35,6 +36,7 @@ def compile_bundle(
     max_length: int | None = None,
     max_batch: int = 8,
     profile: str | None = None,
+    doctor: bool = False,
     progress: Progress | None = None,
 ) -> Bundle:
     """Compiles ``model`` (a directory, a hub id or a .gguf file) into the bundle directory ``output``.
@@ -42,6 +44,7 @@ def compile_bundle(
     ``drafters``: ``KIND[=SOURCE][,option=value...]`` each. ``target``: ``cpu``, ``tensorrt-rtx[:sm89[,sm120]]`` or
     ``tensorrt``. ``quantize``: ``int4`` or ``int8``. ``max_length``: tokens a sequence may use, prompt included (the
     model's own by default). ``max_batch``: sequences a pass may carry. ``profile``: a shape profile by name.
+    ``doctor``: score the drafters' readings on a little text (cpu target), see ``specbuild.doctor.watch``.
 
     Nothing is written at ``output`` before everything is; a bundle that was there is replaced in one step. Raises
     UserError.
@@ -66,8 +69,9 @@ def compile_bundle(
         _compile_target(context)
         records = [_compile_drafter(plan, context) for plan in plans]
         checkpoint.tokenizer.write(directory)
+        readings = watch(drafters, context) if doctor else []
         kernels = store_kernels(directory, context.engines)
-        finish(directory, lambda files: _manifest(context, records, files, shapes, kernels))
+        finish(directory, lambda files: _manifest(context, records, files, shapes, kernels, readings))
         publish(directory, output)
     return Bundle.open(output, verify=False)
 
@@ -126,6 +130,7 @@ def _manifest(
     files: tuple[FileRecord, ...],
     shapes: ShapeProfile,
     kernels: Mapping[str, Any],
+    readings: Sequence[Mapping[str, Any]],
 ) -> Manifest:
     checkpoint = context.checkpoint
     config = checkpoint.config
@@ -144,5 +149,6 @@ def _manifest(
         drafters=tuple(drafters),
         files=files,
         profile=shapes.to_json(),
+        calibration={"readings": list(readings)} if readings else {},
         kernels=kernels,
     )

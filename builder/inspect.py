@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from specrun.bundle import Bundle, DrafterRecord, EngineRecord
@@ -35,6 +36,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
         },
         "engines": [_engine(bundle, record) for record in manifest.engines],
         "drafters": [_drafter(record) for record in manifest.drafters],
+        "readings": list(manifest.calibration.get("readings", ())),
         "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in manifest.files],
         "kernels": len(manifest.kernels),
         "bytes": sum(f.bytes for f in manifest.files),
@@ -90,7 +92,14 @@ def tables(bundle: Bundle) -> RenderableType:
         f"batch up to {limits['max_batch']}, up to {limits['max_nodes']} nodes a pass"
     )
     notes = [f"[yellow]note:[/] {note}" for note in model["notes"]]
-    return Group(head, *notes, _engine_table(data["engines"]), _drafter_table(data["drafters"]))
+    warnings = [f"[yellow]warning:[/] {escape(warning)}" for warning in reading_warnings(bundle)]
+    return Group(head, *notes, *warnings, _engine_table(data["engines"]), _drafter_table(data["drafters"]))
+
+
+def reading_warnings(bundle: Bundle) -> list[str]:
+    """What compile found wrong with the readings of drafters' checkpoints."""
+    readings = bundle.manifest.calibration.get("readings", ())
+    return [entry["warning"] for entry in readings if entry["warning"]]
 
 
 def _engine_table(engines: Iterable[dict[str, Any]]) -> Table:

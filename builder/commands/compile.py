@@ -33,11 +33,14 @@ class Bars:
 @click.option("--max-length", type=int, help="Tokens a sequence may use, prompt included. [model's own]")
 @click.option("--max-batch", type=int, default=8, show_default=True, help="Sequences a pass may carry.")
 @click.option("--profile", help="Shape profile by name. [default]")
+@click.option(
+    "--doctor/--no-doctor", default=True, show_default=True, help="Score the drafters on a little text (cpu target)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def compile_command(model: str, output: Path, as_json: bool, **options: Any) -> None:
     """Compile MODEL, a Hugging Face directory, a hub id or a .gguf file, into a bundle."""
     from specbuild.compile import compile_bundle
-    from specbuild.inspect import summary, tables
+    from specbuild.inspect import reading_warnings, summary, tables
 
     console = Console(stderr=as_json)
     columns = (
@@ -49,6 +52,8 @@ def compile_command(model: str, output: Path, as_json: bool, **options: Any) -> 
     begin = time.perf_counter()
     with Progress(*columns, console=console, transient=True) as progress:
         bundle = compile_bundle(model, output, progress=Bars(progress), **options)
+    for warning in reading_warnings(bundle):
+        click.echo(click.style("Warning: ", fg="yellow", bold=True) + warning, err=True)
     if as_json:
         click.echo(json.dumps(summary(bundle), indent=1))
         return

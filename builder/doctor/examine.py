@@ -23,19 +23,29 @@ from specrun.errors import CompileError, UserError
 from specrun.profiles import load_shapes
 from specrun.text import Text
 
-MOST = 96  # readings that are tried where no single change helps
 ROUNDS = 3  # changes on top of each other
 LONGEST = 2048  # positions that the doctor's engines reach
+LEAST_POSITIONS = 20
 
 WITHOUT_WEIGHTS = ("hybrid", "suffix", "prompt-lookup", "lookahead", "ngram")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much text readings are scored on: ``prompts`` of them, ``tokens`` of continuation each."""
+    """How much text readings are scored on: ``prompts`` of them, ``tokens`` of continuation each.
+
+    ``combinations``: readings tried at most where no single change helps. ``enough``: acceptance of the first token at
+    which compile's reading is believed, and no other is tried.
+    """
 
     prompts: int = 8
     tokens: int = 64
+    combinations: int = 96
+    enough: float = 2.0
+
+
+class TooLittleText(CompileError):
+    """The target says so little that no reading can be judged by it."""
 
 
 def examine(
@@ -125,23 +135,35 @@ def plan_of(request: DrafterRequest, changes: Options, checkpoint: Checkpoint) -
 class Examination:
     """One drafter's readings, each planned, compiled and scored once."""
 
-    def __init__(self, workshop: Workshop, opened: Opened, effort: Effort, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, workshop: Workshop, opened: Opened, effort: Effort, note: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.workshop, self.opened, self.effort, self.note = workshop, opened, effort, note
         self.readings = opened.readings
         self._outcomes: dict[frozenset[tuple[str, str]], Outcome] = {}
         self._lines: list[Transcript] = []
 
     def run(self) -> Diagnosis:
-        """Reads the target once, then climbs from compile's reading; where that leads nowhere tries combinations."""
+        """Reads the target once, then climbs from compile's reading; where that leads nowhere tries combinations.
+
+        Raises TooLittleText.
+        """
         self._lines = self._transcripts()
-        base = self._evaluate(self.opened.base)
+        best = self._evaluate(self.opened.base)
+        if best.score is None or best.score.first < self.effort.enough:
+            best = self._search(best)
+        return self._diagnosis(best)
+
+    def _search(self, base: Outcome) -> Outcome:
         best = self._climb(base)
         if best.score is None or best.score.mean < Diagnosis.NEARLY_NOTHING:
             combinations = sorted(self.readings.combinations(), key=lambda o: repr(self.readings.engine_key(o)))
-            for options in combinations[:MOST]:  # those of one engine after each other: few stay open
+            for options in combinations[
+                : self.effort.combinations
+            ]:  # those of one engine after each other: few stay open
                 self._evaluate(options)
             best = self._climb(self._best())
-        return self._diagnosis(best)
+        return best
 
     def told(self) -> Outcome:
         """Compile's own reading."""
@@ -167,13 +189,21 @@ class Examination:
         """The target's text, with every stream that a reading wants."""
         workshop, checkpoint = self.workshop, self.workshop.checkpoint
         checkpoint.tokenizer.write(workshop.context.directory)
-        prompts = prompts_of(checkpoint, Text(workshop.context.directory), self.effort.prompts)
+        half = workshop.context.max_positions // 2
+        prompts = prompts_of(checkpoint, Text(workshop.context.directory), self.effort.prompts, half)
+        tokens = min(self.effort.tokens, half)
         self.note("compiling the target")
         target = workshop.target(self._taps(), len(prompts))
-        self.note(f"the target continues {len(prompts)} prompts by {self.effort.tokens} tokens")
+        self.note(f"the target continues {len(prompts)} prompts by {tokens} tokens")
         eos = frozenset(checkpoint.tokenizer.eos_token_ids)
-        lines = record(target, prompts, self.effort.tokens, workshop.vocabulary, eos)
-        return [line for line in lines if line.tokens.size >= line.start + 3]
+        lines = record(target, prompts, tokens, workshop.vocabulary, eos)
+        positions = sum(line.tokens.size - line.start for line in lines)
+        if positions < LEAST_POSITIONS:
+            raise TooLittleText(
+                f"{checkpoint.source}: it continued {len(prompts)} prompts by {positions} tokens in all, fewer than "
+                f"the {LEAST_POSITIONS} that readings need to be told apart. Ask for more prompts or tokens."
+            )
+        return lines
 
     def _taps(self) -> tuple[int, ...]:
         opened = self.opened

@@ -69,7 +69,7 @@ def score(drafter: Drafting, lines: Sequence[Transcript], shuffle: np.random.Gen
         if features is not None and shuffle is not None:
             features = features[shuffle.permutation(len(features))]
         counts.append(drafter.counts(line, features))
-    return Score(np.concatenate(counts))
+    return Score(np.concatenate(counts, dtype=np.int64) if counts else np.zeros(0, dtype=np.int64))
 
 
 @dataclass

@@ -77,13 +77,13 @@ def _advance(target: Decoder, lines: Sequence[_Line], vocabulary: int) -> None:
         line.fresh = 1
 
 
-def prompts_of(checkpoint: Checkpoint, text: Text, count: int) -> list[list[int]]:
-    """The first ``count`` built-in prompts, of as many groups as there are, as token ids."""
+def prompts_of(checkpoint: Checkpoint, text: Text, count: int, longest: int = LONGEST_PROMPT) -> list[list[int]]:
+    """The first ``count`` built-in prompts, of as many groups as there are, as at most ``longest`` token ids."""
     groups: dict[str, list[Task]] = {}
     for task in load_tasks(BUILTIN):
         groups.setdefault(task.group, []).append(task)
     tasks = [task for turn in zip_longest(*groups.values()) for task in turn if task is not None]
-    prompts = [_encode(text, task)[:LONGEST_PROMPT] for task in tasks[:count]]
+    prompts = [_encode(text, task)[: min(longest, LONGEST_PROMPT)] for task in tasks[:count]]
     return [prompt for prompt in prompts if prompt and max(prompt) < checkpoint.config.vocab_size]
 
 
