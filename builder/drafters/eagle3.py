@@ -201,11 +201,14 @@ def _taps(request: DrafterRequest, head: Head, target: ModelConfig, count: int) 
     if "taps" in request.options:
         listed = [int(i) if i.isdecimal() else -1 for i in request.options["taps"].split(":")]
     taps = tuple(int(i) for i in listed)
-    if len(taps) != count or any(not 0 <= tap <= layers for tap in taps):
+    if len(taps) != count:
         raise head.error(
-            f"taps {list(taps)}: expected {count} (fc.weight's columns over the target's width), each from 0 to "
-            f"{layers}. Say which with the option taps=LOW:MID:HIGH."
+            f"tensor fc.weight has the shape {list(head.tensors['fc.weight'].shape)}, expected {len(taps)} * "
+            f"{target.hidden_size} columns for the taps {list(taps)} of the target. The head was made for another target, "
+            "or reads other taps: say which with the option taps=LOW:MID:HIGH."
         )
+    if any(not 0 <= tap <= layers for tap in taps):
+        raise head.error(f"taps {list(taps)}: expected layers from 0 to {layers}. Say which with taps=LOW:MID:HIGH.")
     return taps
 
 
