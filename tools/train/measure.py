@@ -19,20 +19,23 @@ from tools.train.shards import HiddenCache
 from tools.train.target import load_target
 
 ANSWER_TOKENS = 128
+LONGEST = 4096
 
 
 def measuring_cache(source: str, chat: Chat, file: Path, folder: Path) -> HiddenCache:
     """Greedy answers to the questions of ``file``, computed once and kept in ``folder`` beside their states."""
     path = folder / f"{file.stem}.npz"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        target, _ = load_target(source, torch.float32)
-        generator = Generator(target, chat.stops, GREEDY)
-        recipe = Recipe(answer_tokens=ANSWER_TOKENS, longest_prompt=4096)
-        corpus = answers(chat, read_prompts(file), generator, recipe)
-        HiddenCache(folder / "states", [corpus], longest=2048).fill(target, lambda done, total: None)
-        corpus.write(path)
-    return HiddenCache(folder / "states", [Corpus.read(path)], longest=2048)
+    cache = None if not path.exists() else HiddenCache(folder / "states", [Corpus.read(path)], LONGEST)
+    if cache is not None and not cache.missing():
+        return cache
+    folder.mkdir(parents=True, exist_ok=True)
+    target, _ = load_target(source, torch.float32)
+    if cache is None:
+        recipe = Recipe(answer_tokens=ANSWER_TOKENS, longest_prompt=LONGEST - ANSWER_TOKENS)
+        answers(chat, read_prompts(file), Generator(target, chat.stops, GREEDY), recipe).write(path)
+    cache = HiddenCache(folder / "states", [Corpus.read(path)], LONGEST)
+    cache.fill(target, lambda done, total: None)
+    return cache
 
 
 def groups(file: Path, count: int) -> Mapping[str, list[int]]:

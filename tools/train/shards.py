@@ -55,6 +55,10 @@ class HiddenCache:
                 self._write(group, target)
             report(done, len(self.groups))
 
+    def missing(self) -> list[range]:
+        """Conversations whose file is not there yet."""
+        return [group for group in self.groups if not self._path(group).exists()]
+
     def lengths(self) -> list[int]:
         """Tokens of each conversation, after truncation."""
         return np.minimum(np.diff(self.corpus.offsets), self.longest).tolist()
