@@ -69,6 +69,7 @@ def test_outputs_of_the_layers_before_are_the_same_taps(target, tensors, tmp_pat
         (dict, listing(5, 4, 2), {"taps": "2:4:5"}),
         (dict, {"norm_before_residual": True}, {"norm_before_residual": "false"}),
         (dict, {"norm_before_residual": True, **listing(3, 5, 6)}, {"norm_before_residual": "false", "taps": "2:4:5"}),
+        (dict, {"rope_theta": 50.0}, {"rope": "target"}),
         (dict, {"norm_output": True}, {"norm_output": "false"}),
         (swapped, {}, {"order": "feature-embedding"}),
         (absolute, {}, {"map": "absolute"}),
@@ -106,6 +107,33 @@ def test_a_pruned_head_without_any_map_is_refused(target, tensors, tmp_path):
     found = doctor(target, f"eagle3={head}")
     assert found.told.refusal is not None and "d2t" in found.told.refusal
     assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("options", ["", ",taps=8", ",order=feature-embedding"])
+def test_eagle_heads(target, tmp_path, options):
+    """A head that was trained on other streams, or in the other order, than compile takes them."""
+    head = fixtures.write_eagle(tmp_path / "head", heads.fit_eagle(target, tmp_path / "fit", options))
+    found = doctor(target, f"eagle={head}")
+    assert found.drafter == f"eagle={head}{options}"
+    assert found.misread == bool(options) and found.best.score.first > 0.9
+
+
+@pytest.mark.parametrize("options", ["", ",order=feature-embedding"])
+def test_mtp_layers(tmp_path, options):
+    def write(tensors):
+        return write_tiny_checkpoint(tmp_path, "llama", layers=4, seed=1, extra_tensors=tensors)
+
+    found = doctor(write(heads.fit_deepseek(write, 4, options)), "mtp")
+    assert found.drafter == f"mtp{options}"
+    assert found.misread == bool(options) and found.best.score.first > 0.9
+
+
+@pytest.mark.parametrize(("offset", "right"), [(2, {}), (1, {"first": "1"})])
+def test_medusa_heads_that_predict_the_next_token(target, tmp_path, offset, right):
+    head = fixtures.write(tmp_path, heads.fit_medusa(target, offset), {}, "medusa_lm_head.safetensors")
+    found = doctor(target, f"medusa={head}")
+    assert found.best.options == right
+    assert found.misread == bool(right) and found.best.score.first > 0.9
 
 
 def test_draft_models(target, tmp_path):
