@@ -12,6 +12,7 @@ from specrun.plugins.compile import KernelSpec
 from specrun.plugins.contract import Bound, OpContract
 from specrun.plugins.draft_tree.contract import CANDIDATES, CHILDREN, FRONTIER, RERANK
 from specrun.plugins.gather_rows.contract import CONTRACT as GATHER_ROWS
+from specrun.plugins.rejection_sampling.contract import CONTRACTS as REJECTION_SAMPLING
 from specrun.plugins.tree_attention.contract import MERGE, SPLIT
 
 
@@ -41,6 +42,7 @@ _ALL = (
     Op(GATHER_ROWS, "gather_rows"),
     Op(SPLIT, "tree_attention", "split_spec"),
     Op(MERGE, "tree_attention", "merge_spec"),
+    *(Op(contract, "rejection_sampling", f"{contract.name}_spec") for contract in REJECTION_SAMPLING),
 )
 OPS: dict[str, Op] = {op.contract.name: op for op in _ALL}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -90,6 +90,10 @@ class Walk:
     def descend(self, node: int) -> None:
         self.path.append(node)
         self.drafted.append(self.token(node))
+
+    def after(self, node: int) -> Walk:
+        """Another walk, one node further."""
+        return replace(self, path=[*self.path, node], drafted=[*self.drafted, self.token(node)])
 
     def verdict(self, token: int) -> Verdict:
         """The end of the walk: ``token`` is the target's own choice here."""
@@ -290,7 +294,7 @@ class TypicalAcceptance:
     """Medusa's typical acceptance (Cai et al. 2024): LOSSY, the output's law is not the target's.
 
     A candidate stands when p(x) > min(epsilon, delta * exp(-H(p))), H the entropy in nats; the longest accepted path
-    wins, the likelier one among equals. The next token is the target's own draw there.
+    wins, the likelier one among equals, then the first. The next token is the target's own draw there.
     """
 
     name = "typical-acceptance"
@@ -312,16 +316,13 @@ class TypicalAcceptance:
         walk = Walk(proposal, logits, history, params, uniforms, position)
         if params.greedy:
             return judge_greedy(walk)
-        best, best_score = walk, (0, 0.0)
-        frontier = [(walk, 0.0)]
-        while frontier:
-            here, score = frontier.pop()
-            if (len(here.drafted), score) > best_score:
-                best, best_score = here, (len(here.drafted), score)
-            for child, gain in self.typical(here):
-                after = Walk(proposal, logits, history, params, uniforms, position, [*here.path], [*here.drafted])
-                after.descend(child)
-                frontier.append((after, score + gain))
+        standing = {0: (walk, 0.0)}  # by node: where its path ends, and the log-probability of that path
+        for node in range(proposal.tree.size):
+            if node in standing:
+                here, score = standing[node]
+                for child, gain in self.typical(here):
+                    standing[child] = (here.after(child), score + gain)
+        best, _ = standing[max(standing, key=lambda node: (len(standing[node][0].path), standing[node][1], -node))]
         return best.verdict(uniforms.choose(best.target(), best.here, Stream.TARGET))
 
     def typical(self, walk: Walk) -> list[tuple[int, float]]:
