@@ -304,7 +304,12 @@ def touched_bytes(op: str) -> Callable[[dict[str, np.ndarray]], int]:
         moved = int((kept & (path != np.arange(path.shape[1]))).sum())
         return max(1, 2 * moved * caches.shape[0] * caches.shape[2] * caches.shape[4] * caches.itemsize)
 
-    return {"gather_rows": gathered, "commit_rows": committed}.get(op, everything)
+    def walked(inputs: dict[str, np.ndarray]) -> int:
+        """One row a sequence: a walk that is rejected at once reads no more."""
+        return sum(array.nbytes // (array.shape[1] if array.ndim == 3 else 1) for array in inputs.values())
+
+    walks = {name: walked for name in OPS if name.endswith(("_walk", "_walk_dense"))}
+    return {"gather_rows": gathered, "commit_rows": committed, **walks}.get(op, everything)
 
 
 def show(verdicts: list[Verdict], timings: list[Timing], card: str, bandwidth: float, console: Console) -> None:

@@ -105,31 +105,29 @@ def narrowed(low, high, reached, PIVOTS: tl.constexpr):
 
 
 @triton.jit
-def weigh(list_ptr, size, pivots, best, scale, MASS: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
-    """float32 [PIVOTS]: the weight (or the number) of the list's logits at or above each pivot."""
+def weigh(list_ptr, size, pivots, best, scale, counting, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
+    """float32 [PIVOTS]: the weight (``counting``: the number) of the list's logits at or above each pivot."""
     total = tl.zeros([PIVOTS], tl.float32)
     for start in range(0, size, BLOCK):
         slots = start + tl.arange(0, BLOCK)
         logits = tl.load(list_ptr + slots, mask=slots < size, other=float("-inf"))
-        values = tl.where(slots < size, 1.0, 0.0)
-        if MASS:
-            values = tl.exp((logits - best) * scale)
-        above = ordered(logits).to(tl.int64)[:, None] >= pivots[None, :]
+        values = tl.where(counting, 1.0, tl.exp((logits - best) * scale))
+        above = (ordered(logits).to(tl.int64)[:, None] >= pivots[None, :]) & (slots < size)[:, None]
         total += tl.sum(tl.where(above, values[:, None], 0.0), 0)
     return total
 
 
 @triton.jit
 def threshold(
-    list_ptr, size, floor, goal, best, scale, MASS: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr
+    list_ptr, size, floor, goal, best, scale, counting, BLOCK: tl.constexpr, PIVOTS: tl.constexpr
 ):
-    """The largest value, from ``floor`` to ``best``, at or above which the list's weight (or number) reaches ``goal``."""
+    """The largest value in [floor, best] at or above which the list's weight (or number) reaches ``goal``."""
     low = ordered(floor).to(tl.int64)
     high = ordered(best).to(tl.int64)
     steps = tl.arange(0, PIVOTS)
     while low < high:
         pivots = low + ((high - low) * (steps + 1) + PIVOTS - 1) // PIVOTS
-        above = weigh(list_ptr, size, pivots, best, scale, MASS, BLOCK, PIVOTS)
+        above = weigh(list_ptr, size, pivots, best, scale, counting, BLOCK, PIVOTS)
         low, high = narrowed(low, high, tl.sum((above >= goal).to(tl.int64), 0), PIVOTS)
     return unordered(low.to(tl.int32))
 
@@ -151,23 +149,26 @@ def summed(list_ptr, size, floor, best, scale, BLOCK: tl.constexpr):
 
 @triton.jit
 def search(
-    list_ptr, size, lowest, k, p, min_p, best, scale, total, BLOCK: tl.constexpr, PIVOTS: tl.constexpr
+    list_ptr, size, floor, k, p, min_p, best, scale, total, surprise, BLOCK: tl.constexpr, PIVOTS: tl.constexpr
 ):
-    """The smallest logit kept by top-k, then top-p, then min-p; ``total`` is the whole row's weight, list or not."""
-    floor = lowest
-    if k > 0:
-        floor = threshold(list_ptr, size, floor, k.to(tl.float32), best, scale, False, BLOCK, PIVOTS)
-        total, _ = summed(list_ptr, size, floor, best, scale, BLOCK)
-    if p < 1:
-        floor = threshold(list_ptr, size, floor, p * total, best, scale, True, BLOCK, PIVOTS)
-    if min_p > 0:
-        floor = tl.maximum(floor, best + tl.log(min_p) / scale)
-    return floor
+    """The smallest logit kept by top-k, then top-p, then min-p, and the sums of what is kept.
+
+    ``total`` and ``surprise`` come in as the whole row's, list or not. The cuts share one loop body: a search is long.
+    """
+    for cut in range(0, 3):
+        if ((cut == 0) & (k > 0)) | ((cut == 1) & (p < 1)) | ((cut == 2) & (min_p > 0)):
+            if cut == 2:
+                floor = tl.maximum(floor, best + tl.log(min_p) / scale)
+            else:
+                goal = tl.where(cut == 0, k.to(tl.float32), p * total)
+                floor = threshold(list_ptr, size, floor, goal, best, scale, cut == 0, BLOCK, PIVOTS)
+            total, surprise = summed(list_ptr, size, floor, best, scale, BLOCK)
+    return floor, total, surprise
 
 
 @triton.jit
 def drawn_slot(list_ptr, size, floor, best, scale, target, BLOCK: tl.constexpr):
-    """The first place where the running weight exceeds ``target``; the last of positive weight if rounding leaves none."""
+    """Where the running weight first exceeds ``target``; the last positive weight if rounding leaves none."""
     running = 0.0
     found = -1
     last = -1
@@ -261,8 +262,9 @@ def sampled(
         kept_ptr = tl.where(count <= capacity, list_ptr, row_ptr)
         size = tl.where(count <= capacity, count, V)
         lowest = tl.maximum(cut, -3.0e38)  # a bracket of finite values: what lies below weighs nothing
-        floor = search(kept_ptr, size, lowest, k, p, min_p, best, scale, total, BLOCK, PIVOTS)
-        total, surprise = summed(kept_ptr, size, floor, best, scale, BLOCK)
+        floor, total, surprise = search(
+            kept_ptr, size, lowest, k, p, min_p, best, scale, total, surprise, BLOCK, PIVOTS
+        )
     slot = drawn_slot(kept_ptr, size, floor, best, scale, uniform * total, BLOCK)
     token = tl.load(tokens_ptr + slot, mask=size < V, other=0)
     token = tl.where(size < V, token, slot)

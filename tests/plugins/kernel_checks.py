@@ -20,6 +20,7 @@ from specrun.plugins.gather_rows.reference import gather_rows
 from specrun.plugins.tree_attention.reference import merge
 from tests.compare import TOLERANCE
 from tests.plugins.attention_cases import Case, attributes_of, inputs_of, oracle
+from tests.plugins.sampling_checks import WALKS, row_inputs, row_pairs, walk_inputs, walk_pairs
 
 Arrays = dict[str, np.ndarray]
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (found, expected)
@@ -222,4 +223,22 @@ CHECKS = [
         frontier_pairs,
     ),
     Check("draft_rerank", {"B": 8, "P": 610, "nodes": 60}, _SMALL_POOL, rerank_inputs, rerank_pairs),
+    Check(
+        "sample_rows",
+        {"B": 8, "N": 8, "V": 128_256, "A": 64, "capacity": 4096},
+        {"B": 5, "N": 1, "V": 900, "A": 20, "capacity": 256},
+        row_inputs,
+        row_pairs,
+        1e-3,  # of the laws: float32 may see the nucleus end one token sooner or later
+    ),
+    *(
+        Check(
+            op,
+            {"B": 16, "N": 8, "V": 128_256, "K": K, "op": op, **attributes},
+            {"B": 4, "N": 5, "V": 700, "K": K, "op": op, **attributes},
+            walk_inputs,
+            walk_pairs(oracle),
+        )
+        for op, K, oracle, attributes in WALKS
+    ),
 ]

@@ -106,7 +106,7 @@ def field(name: str, value: Any) -> Any:
 
     if isinstance(value, str):
         return trt.PluginField(name, value.encode(), trt.PluginFieldType.CHAR)
-    kinds = {int: trt.PluginFieldType.INT64, float: trt.PluginFieldType.FLOAT64}
+    kinds = {int: trt.PluginFieldType.INT64, float: trt.PluginFieldType.FLOAT64, bool: trt.PluginFieldType.INT8}
     return trt.PluginField(name, np.array([value]), kinds[type(value)])
 
 

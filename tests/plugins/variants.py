@@ -52,6 +52,7 @@ class Variant:
 
 
 _HEADS = {"B": 2, "N": 8, "H": 32, "H_kv": 8, "S": 4096}
+_TREE = {"B": 2, "N": 8, "V": 128_256, "K": 10}
 _SPLIT = {"scale": 0.125, "splits": 8}
 
 VARIANTS = [
@@ -69,4 +70,11 @@ VARIANTS = [
     Variant("draft_children", {"B": 2, "K": 10, "chunks": 8, "children": 10}, {}, {}),
     Variant("draft_frontier", {"B": 2, "K": 10, "children": 10}, {}, {"width": 10}),
     Variant("draft_rerank", {"B": 2, "P": 610}, {}, {"nodes": 60}),
+    Variant("sample_rows", {**_TREE, "A": 16}, {}, {"capacity": 4096}),
+    Variant("match_walk", _TREE, {}, {}),
+    Variant("typical_walk", _TREE, {}, {"epsilon": 0.09, "delta": 0.3}),
+    Variant("rejection_walk", _TREE, {}, {"replacement": False}),
+    Variant("rejection_walk_dense", _TREE, {}, {"replacement": True}),
+    Variant("block_walk", _TREE, {}, {}),
+    Variant("block_walk_dense", _TREE, {}, {}),
 ]

@@ -149,7 +149,7 @@ def test_b08_oracle_is_the_runtimes_warp(params):
 
 
 def test_b10_b11_degenerate_rows(interpreter):
-    """Ties, -inf rows, rows that are not numbers: the lowest id for greedy, ties kept whole, -1 where nothing is right."""
+    """Ties, -inf, NaN: greedy takes the lowest id, cuts keep ties whole, -1 where no token is right."""
     inf, nan = np.inf, np.nan
     rows = [[1, 1, 0, 1], [0, 0, 0, 0], [-inf, 2, -inf, -inf], [nan, 0, 0, 0], [-inf] * 4, [0, inf, 0, 0]]
     for temperature in (0.0, 1.0):
