@@ -204,8 +204,8 @@ def _taps(request: DrafterRequest, head: Head, target: ModelConfig, count: int) 
     if len(taps) != count:
         raise head.error(
             f"tensor fc.weight has the shape {list(head.tensors['fc.weight'].shape)}, expected {len(taps)} * "
-            f"{target.hidden_size} columns for the taps {list(taps)} of the target. The head was made for another target, "
-            "or reads other taps: say which with the option taps=LOW:MID:HIGH."
+            f"{target.hidden_size} columns for the taps {list(taps)} of the target. The head was made for "
+            "another target, or reads other taps: say which with the option taps=LOW:MID:HIGH."
         )
     if any(not 0 <= tap <= layers for tap in taps):
         raise head.error(f"taps {list(taps)}: expected layers from 0 to {layers}. Say which with taps=LOW:MID:HIGH.")

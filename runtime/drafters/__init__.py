@@ -80,7 +80,7 @@ class DraftContext:
 KINDS = {
     "eagle": "specrun.drafters.eagle:FeatureDrafter",
     "medusa": "specrun.drafters.medusa:Medusa",
-    "mtp": "specrun.drafters.eagle:FeatureDrafter",
+    "mtp": "specrun.drafters.mtp:Mtp",
     "eagle3": "specrun.drafters.eagle:FeatureDrafter",
     "draft-model": "specrun.drafters.draft_model:DraftModel",
     "none": "specrun.drafters.none:NoDrafter",

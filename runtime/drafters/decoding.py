@@ -60,6 +60,17 @@ class DecoderDrafter:
         """The rows to run before a draft's first token is known; its last row is the draft's root."""
         raise NotImplementedError
 
+    def stage(self, level: int) -> Decoder:
+        """The decoder that runs the nodes of a level; level 0 is catching up."""
+        return self.decoder
+
+    def lane(self, sequence: Sequence, level: int) -> Lane:
+        """The sequence's lane in the cache of that decoder."""
+        return self._states[sequence].lane
+
+    def caught_up(self, sequence: Sequence, hidden: FloatArray | None) -> None:
+        """Rows entered the cache of level 0; ``hidden`` float32 [K, H] is what they feed on."""
+
     def begin(self, sequence: Sequence) -> None:
         self._states[sequence] = State(self.decoder.cache.acquire())
 
@@ -69,8 +80,9 @@ class DecoderDrafter:
             self.decoder.cache.release(state.lane)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
-        drafting = [s for s, budget in zip(sequences, budgets, strict=True) if budget > 0 and self._starts(s)]
-        drafts = {s: Draft.of(s, budget) for s, budget in zip(sequences, budgets, strict=True) if s in drafting}
+        drafts = {s: Draft.of(s, budget) for s, budget in zip(sequences, budgets, strict=True) if budget > 0}
+        drafting = self._starting(list(drafts))
+        drafts = {sequence: drafts[sequence] for sequence in drafting}
         seconds = 0.0
         if drafting:
             seconds = self._catch_up(drafting, drafts) + self._grow(drafting)
@@ -91,18 +103,19 @@ class DecoderDrafter:
     def _grower(self, sequence: Sequence) -> Grower:
         return self.greedy if sequence.params.greedy else self.sampled
 
-    def _starts(self, sequence: Sequence) -> bool:
-        """A grower of sampled drafts with laws never pauses: a seed's output must not depend on time."""
-        if self.pacing is None or self._grower(sequence) is not self.greedy:
-            return True
-        return self.pacing.worth_starting()
+    def _starting(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those to draft for now. Drafts with laws never pause: a seed's output must not depend on time."""
+        paced = [s for s in sequences if self.pacing is not None and self._grower(s) is self.greedy]
+        if self.pacing is None or not paced or self.pacing.worth_starting():
+            return sequences
+        return [sequence for sequence in sequences if sequence not in paced]
 
     def _catch_up(self, sequences: Seq[Sequence], drafts: dict[Sequence, Draft]) -> float:
         """Brings every lane up to its sequence and grows the first level. Returns the seconds of the last pass."""
         chunks = {}
         for sequence in sequences:
             chunk = self.missing(sequence)
-            chunks[sequence] = self.flush(self._states[sequence].lane, chunk, self.prefill_chunk)
+            chunks[sequence] = self.flush(sequence, chunk, self.prefill_chunk)
         rows = [
             Row.of_chunk(self._states[s].lane, chunks[s].tokens, logits=True, hidden_in=chunks[s].features)
             for s in sequences
@@ -116,17 +129,19 @@ class DecoderDrafter:
             if output.hidden is not None:
                 state.features[0] = output.hidden[i][-1].copy()
             self._grower(sequence).expand(state.draft, 0, logits[i])
+            self.caught_up(sequence, None if output.hidden is None else output.hidden[i])
         if self.pacing is not None and max(row.tokens.size for row in rows) <= self.max_nodes:
             self.pacing.timed("first", output.seconds)
         return output.seconds
 
-    def flush(self, lane: Lane, chunk: Chunk, keep: int) -> Chunk:
+    def flush(self, sequence: Sequence, chunk: Chunk, keep: int) -> Chunk:
         """Runs and commits the front of a long chunk, piece by piece; returns the last ``keep`` rows or fewer."""
-        done = 0
+        lane, done = self._states[sequence].lane, 0
         while chunk.tokens.size - done > keep:
             piece = chunk.piece(done, min(done + self.prefill_chunk, chunk.tokens.size - 1))
-            self.decoder.run([Row.of_chunk(lane, piece.tokens, logits=False, hidden_in=piece.features)])
+            output = self.decoder.run([Row.of_chunk(lane, piece.tokens, logits=False, hidden_in=piece.features)])
             self.decoder.cache.commit(lane, range(piece.tokens.size))
+            self.caught_up(sequence, None if output.hidden is None else output.hidden[0])
             done += piece.tokens.size
         return chunk.piece(done, chunk.tokens.size)
 
@@ -134,12 +149,15 @@ class DecoderDrafter:
         """Runs level after level, all sequences in one pass, until none goes on. Returns the seconds it took."""
         seconds, level = 0.0, 1
         while True:
+            if self.stage(level) is not self.stage(level - 1):
+                for sequence in sequences:
+                    self._states[sequence].rows = {}
             room = self.max_nodes - 1 - max(len(self._states[sequence].rows) for sequence in sequences)
             frontiers = [self._frontier(sequence, level)[: max(room, 0)] for sequence in sequences]
             if not any(frontiers):
                 return seconds
-            rows = [self._row(self._states[s], nodes) for s, nodes in zip(sequences, frontiers, strict=True)]
-            output = self.decoder.run(rows)
+            rows = [self._row(s, nodes, level) for s, nodes in zip(sequences, frontiers, strict=True)]
+            output = self.stage(level).run(rows)
             seconds += output.seconds
             if self.pacing is not None:
                 self.pacing.timed("step", output.seconds)
@@ -158,23 +176,24 @@ class DecoderDrafter:
         assert state.draft is not None
         return self._grower(sequence).frontier(state.draft, level)
 
-    def _row(self, state: State, nodes: list[int]) -> Row:
+    def _row(self, sequence: Sequence, nodes: list[int], level: int) -> Row:
         """The pass's row of a sequence: nodes of one level, which see their ancestors' scratch rows.
 
         A sequence that does not go on takes part with no node: its scratch rows stay as they are.
         """
+        state, width = self._states[sequence], self.stage(level).record.hidden_in
         draft, scratch = state.draft, len(state.rows)
         assert draft is not None
         mask = np.zeros((len(nodes), scratch + len(nodes)), dtype=np.bool_)
         for i, node in enumerate(nodes):
             mask[i, scratch + i] = True
-            mask[i, [state.rows[ancestor] for ancestor in draft.path(node)[:-1]]] = True
+            mask[i, [state.rows[ancestor] for ancestor in draft.path(node)[:-1] if ancestor in state.rows]] = True
         tokens = np.array([draft.tokens[node] for node in nodes], dtype=np.int64)
         offsets = np.array([draft.depths[node] - 1 for node in nodes], dtype=np.int64)
-        row = Row(state.lane, tokens, offsets, mask, np.arange(len(nodes)), 0, scratch=scratch)
-        if self.decoder.record.hidden_in is None or not nodes:
+        row = Row(self.lane(sequence, level), tokens, offsets, mask, np.arange(len(nodes)), 0, scratch=scratch)
+        if width is None or not nodes:
             return row
-        features = np.zeros((len(nodes), self.decoder.record.hidden_in), dtype=np.float32)
+        features = np.zeros((len(nodes), width), dtype=np.float32)
         for i, node in enumerate(nodes):
             own = state.features[draft.parents[node]]
             features[i, -own.size :] = own

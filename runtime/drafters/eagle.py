@@ -1,4 +1,4 @@
-"""Heads that are conditioned on the target's features: EAGLE-1, EAGLE-2, EAGLE-3 and MTP layers."""
+"""Heads that are conditioned on the target's features: EAGLE-1, EAGLE-2, EAGLE-3, and a single MTP layer."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class FeatureDrafter(DecoderDrafter):
 
     _observed: dict[Sequence, Observed] = field(default_factory=dict)
 
-    @staticmethod
-    def open(record: DrafterRecord, context: DraftContext) -> FeatureDrafter:
+    @classmethod
+    def open(cls, record: DrafterRecord, context: DraftContext) -> FeatureDrafter:
         ids = None
         if record.arrays is not None:
             ids = load_file(context.bundle.file(record.arrays))["target_ids"]
         limits = context.bundle.manifest.limits
-        return FeatureDrafter(
+        return cls(
             record.name,
             context.open_decoder(record.engine or record.name),
             **growers(record, context, Vocabulary(context.tokenizer_size, ids)),
@@ -77,7 +77,7 @@ class FeatureDrafter(DecoderDrafter):
         observed.tokens.append(np.append(commit.tokens[1:], commit.next_token))
         observed.features.append(commit.hidden)
         if observed.size > self.prefill_chunk:
-            last = self.flush(self._states[sequence].lane, self.missing(sequence), 1)
+            last = self.flush(sequence, self.missing(sequence), 1)
             assert last.features is not None
             observed.tokens.append(last.tokens.copy())
             observed.features.append(last.features[:, : commit.hidden.shape[1]].copy())

@@ -136,6 +136,21 @@ class DeepSeek(Head):
         return rms(x, w[f"{p}shared_head.norm.weight"]) @ w[f"{p}shared_head.head.weight"].T, x
 
 
+class MiMoTwo(Head):
+    """Two layers: the second reads the first one's output at the same row, with the token one further on."""
+
+    def law(self, tokens, features, path):
+        features = torch.as_tensor(features).double()
+        first = MiMo.__new__(MiMo)
+        first.__dict__ = self.__dict__ | {"prefix": "model.mtp_layers.0."}
+        second = MiMo.__new__(MiMo)
+        second.__dict__ = self.__dict__ | {"prefix": "model.mtp_layers.1."}
+        logits, own = first.rows(torch.tensor(tokens[1:]), features)
+        if path:
+            logits, _ = second.rows(torch.tensor([*tokens[2:], path[0]]), own)
+        return logits[-1].softmax(-1).numpy()
+
+
 class Medusa(Head):
     """Head i of the features at the last committed row predicts the token after a path of i tokens."""
 

@@ -105,6 +105,16 @@ def test_mtp(tmp_path, make, head):
     assert_parity(opened, target, "mtp", head(tensors, fixtures.weights_of(target)))
 
 
+def test_mtp_of_two_layers(tmp_path):
+    """Each layer drafts one depth and keeps a cache of its own."""
+    tensors = fixtures.mimo_tensors(layers=2)
+    target = bundles.write_target(tmp_path / "target", extra_tensors=tensors)
+    opened = bundles.engine(target, tmp_path / "bundle", "mtp,depth=2,topk=3,total_nodes=12,adaptive=0")
+    assert_parity(opened, target, "mtp", reference.MiMoTwo(tensors, fixtures.weights_of(target)))
+    deeper = bundles.engine(target, tmp_path / "deeper", "mtp,depth=4,topk=2,adaptive=0")
+    bundles.assert_same_as_plain(deeper, "mtp")
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_medusa(target, tmp_path, own):
     """Own LM heads, or the target's for all; the config's wrong count of heads is not believed."""
