@@ -11,8 +11,9 @@ import numpy as np
 
 from specbuild.checkpoint import Checkpoint, open_checkpoint
 from specbuild.doctor.findings import Diagnosis, Outcome, words
+from specbuild.doctor.notes import notes_of
 from specbuild.doctor.readings import RESCUES, Options, Readings, readings_of
-from specbuild.doctor.scoring import Score, score
+from specbuild.doctor.scoring import Drafting, Score, score
 from specbuild.doctor.transcript import Transcript, prompts_of, record
 from specbuild.doctor.workshop import Workshop
 from specbuild.drafters import CompileContext, DrafterPlan, DrafterRequest, open_compiler
@@ -183,7 +184,13 @@ class Examination:
             told=told,
             best=best,
             control=self._control(best),
+            notes=(*notes_of(self.opened.request, self.opened.plan, self.opened.checkpoint), *self._notes(told)),
         )
+
+    def _notes(self, told: Outcome) -> list[str]:
+        if told.score is None:
+            return []
+        return self._drafting(self.opened.plan, told.options).notes(self._lines)
 
     def _transcripts(self) -> list[Transcript]:
         """The target's text, with every stream that a reading wants."""
@@ -244,8 +251,10 @@ class Examination:
         return Outcome(options, self._score(plan, options, self._lines))
 
     def _score(self, plan: DrafterPlan, options: Options, lines: Sequence[Transcript], shuffled: bool = False) -> Score:
-        drafting = self.workshop.drafting(plan, self.readings.engine_key(options))
-        return score(drafting, lines, np.random.default_rng(0) if shuffled else None)
+        return score(self._drafting(plan, options), lines, np.random.default_rng(0) if shuffled else None)
+
+    def _drafting(self, plan: DrafterPlan, options: Options) -> Drafting:
+        return self.workshop.drafting(plan, self.readings.engine_key(options))
 
     def _control(self, best: Outcome) -> Score | None:
         """The best reading, with the target's features dealt out at random."""

@@ -50,6 +50,7 @@ class Diagnosis:
     told: Outcome
     best: Outcome
     control: Score | None = field(repr=False)
+    notes: tuple[str, ...] = ()
     NEARLY_NOTHING: ClassVar[float] = 0.05
 
     @property
@@ -110,6 +111,7 @@ class Diagnosis:
             "told": _outcome(self.told),
             "best": _outcome(self.best),
             "control": None if self.control is None else _score(self.control),
+            "notes": list(self.notes),
             "unrelated": self.unrelated,
             "misread": self.misread,
             "verdict": self.verdict,

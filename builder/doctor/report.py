@@ -18,6 +18,7 @@ def report(diagnosis: Diagnosis) -> RenderableType:
     return Group(
         Text(f"compile takes: {took}"),
         _table(diagnosis),
+        *(Text(f"note: {note}", style="yellow") for note in diagnosis.notes),
         Text(diagnosis.verdict, style="red" if diagnosis.exit_code else "green"),
     )
 

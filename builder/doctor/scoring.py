@@ -60,6 +60,9 @@ class Drafting(Protocol):
     def counts(self, line: Transcript, features: FloatArray | None) -> IntArray:
         """Accepted tokens at every position that a draft of two fits behind; features float32 [L - 1, k * H]."""
 
+    def notes(self, lines: Sequence[Transcript]) -> list[str]:
+        """What else is to be said of it after it was scored."""
+
 
 def score(drafter: Drafting, lines: Sequence[Transcript], shuffle: np.random.Generator | None = None) -> Score:
     """``shuffle`` gives every position another position's features: what is accepted then owes nothing to them."""
@@ -79,6 +82,7 @@ class DecoderDrafting:
     decoder: Decoder
     vocabulary: Vocabulary
     taps: tuple[int, ...]
+    padded: int = 0  # rows whose largest logit was padding's
 
     def counts(self, line: Transcript, features: FloatArray | None) -> IntArray:
         shift = 0 if features is None else 1
@@ -115,7 +119,18 @@ class DecoderDrafting:
         padded[:, columns] = features
         return padded
 
+    def notes(self, lines: Sequence[Transcript]) -> list[str]:
+        """How often padding would have been drafted: scored once more, where there is any."""
+        if self.vocabulary.target_ids is None and self.decoder.record.vocab_size <= self.vocabulary.size:
+            return []
+        self.padded = 0
+        score(self, lines)
+        if not self.padded:
+            return []
+        return [f"its largest logit lay on a padding row {self.padded} times; compile masks those rows."]
+
     def _best(self, logits: FloatArray) -> IntArray:
+        self.padded += int((self.vocabulary.to_target(logits.argmax(axis=1)) >= self.vocabulary.size).sum())
         columns = np.array([int(self.vocabulary.row(row).argmax()) for row in logits], dtype=np.int64)
         return self.vocabulary.to_target(columns)
 
@@ -136,6 +151,27 @@ class HeadsDrafting:
         guesses = self.guesses(features[scored])[:, :2]
         right = np.stack([guesses[:, i] == line.tokens[scored + 2 + i] for i in range(guesses.shape[1])])
         return np.asarray(np.cumprod(right, axis=0).sum(axis=0), dtype=np.int64)
+
+    def notes(self, lines: Sequence[Transcript]) -> list[str]:
+        """How far on each head's guess comes true most often: 2 for the first head, 3 for the second and so on."""
+        guesses = [self.guesses(line.features(self.taps)[line.start - 1 :]) for line in lines]
+        notes = []
+        for head in range(self.heads.record.heads):
+            share = {far: self._hits(lines, guesses, head, far) for far in range(1, head + 4)}
+            best = max(share, key=lambda far: share[far])
+            wrong = "" if best == head + 2 else f", not the one {head + 2} on ({share[head + 2]:.1%})"
+            notes.append(f"head {head} predicts the token {best} on ({share[best]:.1%}){wrong}.")
+        return notes
+
+    @staticmethod
+    def _hits(lines: Sequence[Transcript], guesses: Sequence[IntArray], head: int, far: int) -> float:
+        """Share of the guesses of ``head`` that are the token ``far`` places on."""
+        hits = []
+        for line, guessed in zip(lines, guesses, strict=True):
+            future = line.tokens[line.start - 1 + far :]
+            hits.append(guessed[: future.size, head] == future[: len(guessed)])
+        found = np.concatenate(hits)
+        return float(found.mean()) if found.size else 0.0
 
     def guesses(self, features: FloatArray) -> IntArray:
         """int64 [P, heads]: every head's best token."""

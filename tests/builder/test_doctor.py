@@ -130,10 +130,16 @@ def test_mtp_layers(tmp_path, options):
 
 @pytest.mark.parametrize(("offset", "right"), [(2, {}), (1, {"first": "1"})])
 def test_medusa_heads_that_predict_the_next_token(target, tmp_path, offset, right):
-    head = fixtures.write(tmp_path, heads.fit_medusa(target, offset), {}, "medusa_lm_head.safetensors")
+    config = {"medusa_num_heads": 5}
+    head = fixtures.write(tmp_path, heads.fit_medusa(target, offset), config, "medusa_lm_head.safetensors")
     found = doctor(target, f"medusa={head}")
     assert found.best.options == right
     assert found.misread == bool(right) and found.best.score.first > 0.9
+    counted, *places = found.notes
+    assert "names 5 heads, the file holds 2" in counted
+    for head, note in enumerate(places):
+        assert f"head {head} predicts the token {offset + head} on" in note
+        assert ("not the one" in note) == bool(right)
 
 
 def test_draft_models(target, tmp_path):
@@ -141,6 +147,21 @@ def test_draft_models(target, tmp_path):
     assert found.exit_code == 0 and found.best.score.first > 0.99 and found.best.score.second > 0.99
     other = write_tiny_checkpoint(tmp_path / "other", "llama", seed=7)
     assert doctor(target, f"draft-model={other}").unrelated
+
+
+def test_padded_vocabularies(tmp_path):
+    """Rows beyond the tokenizer are masked, and the doctor says how often that mattered."""
+    target = write_tiny_checkpoint(tmp_path, "llama", seed=1, vocab_size=640)
+    found = doctor(target, f"draft-model={target}")
+    assert found.exit_code == 0 and found.best.score.first > 0.99
+    assert any("128 of its 640 rows lie beyond the tokenizer" in note for note in found.notes)
+    assert any("padding row" in note for note in found.notes)
+
+
+def test_positions_that_a_head_does_not_name(target, tensors, tmp_path):
+    head = fixtures.write_eagle3(tmp_path, tensors, max_position_embeddings=128)
+    (note,) = doctor(target, f"eagle3={head}").notes
+    assert "128 positions, the target 512" in note
 
 
 def test_the_command(target, tensors, tmp_path):
