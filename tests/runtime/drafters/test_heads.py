@@ -99,22 +99,22 @@ def test_several_drafters_in_one_bundle(target, tmp_path, quantize):
     ]
     opened = bundles.engine(target, tmp_path / "bundle", *paths, quantize=quantize)
     names = ["eagle", "eagle3", "medusa", "draft-model"]
-    plain, _ = bundles.tokens(opened, "none")
-    settings = SamplingParams(max_tokens=40, ignore_eos=True)
+    plain, _ = bundles.tokens(opened, "none", max_tokens=24)
+    settings = SamplingParams(max_tokens=24, ignore_eos=True)
     mixed = opened.generate_batch(bundles.PROMPTS, settings, drafter=names)
     assert [r.token_ids for r in mixed] == plain
     for name in names:
-        bundles.assert_same_as_plain(opened, name)
+        bundles.assert_same_as_plain(opened, name, max_tokens=16)
         assert opened.manifest.drafter(name).bytes > 0
         alone = opened.generate(bundles.PROMPTS[0], replace(settings, temperature=1.0, seed=3), drafter=name)
-        assert len(alone.token_ids) == 40
+        assert len(alone.token_ids) == 24
 
 
 def test_sampled_law_of_trees(target, tmp_path):
     """EAGLE-2 trees hold the best candidates: sample-and-match."""
     head = fixtures.write_eagle(tmp_path / "head")
-    opened = bundles.engine(target, tmp_path / "bundle", f"eagle={head},{TREE}", max_batch=8)
-    bundles.assert_sampled_law(opened, "eagle")
+    opened = bundles.engine(target, tmp_path / "bundle", f"eagle={head},depth=2,topk=2,adaptive=0", max_batch=8)
+    bundles.assert_sampled_law(opened, "eagle", count=300)
 
 
 def test_static_trees_draft_their_shape(cyclic, heads, tmp_path):
