@@ -66,8 +66,13 @@ def run(request: Request, console: Console) -> None:
     with bar(console, "hidden states") as step:
         cache.fill(target, step)
     trainer = _train(request, target, cache, console)
-    write(trainer.drafter, trainer.draft_ids, checkpoint.source, request.output)
+    write(trainer.drafter, trainer.draft_ids, _name_of(checkpoint.source), request.output)
     _write_trained_card(request, trainer, corpora, chat)
+
+
+def _name_of(source: str) -> str:
+    """A hub id as it is; of a path only its last part, for a path means nothing elsewhere."""
+    return Path(source).name if Path(source).exists() else source
 
 
 def _corpora(request: Request, target: Target, chat: Chat, console: Console) -> list[Corpus]:
