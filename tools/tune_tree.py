@@ -27,10 +27,15 @@ class Tree:
     paths: tuple[Choices, ...]
     accepted: tuple[float, ...]
 
-    def to_json(self, name: str) -> dict[str, Any]:
+    def to_json(self, name: str, source: str) -> dict[str, Any]:
         """The tree profile: ``paths`` in the order of nodes of ``DraftTree.from_paths``."""
-        ordered = sorted(self.paths, key=lambda path: (len(path), path))
-        return {"name": name, "paths": [list(path) for path in ordered]}
+        return {
+            "name": name,
+            "nodes": len(self.paths),
+            "expected_accepted_tokens": round(sum(self.accepted), 4),
+            "measured_from": source,
+            "paths": [list(path) for path in sorted(self.paths, key=lambda path: (len(path), path))],
+        }
 
 
 def likeliest_paths(accuracies: Sequence[Sequence[float]]) -> Iterator[tuple[float, Choices]]:
@@ -92,7 +97,8 @@ def main(accuracy: Path, nodes: int, node_cost: float, output: Path) -> None:
         click.echo(f"error: {error}", err=True)
         raise SystemExit(2) from None
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(tree.to_json(output.stem)) + "\n", encoding="utf-8")
+    source = f"{accuracy.parent.name}/{accuracy.name}"
+    output.write_text(json.dumps(tree.to_json(output.stem, source)) + "\n", encoding="utf-8")
     click.echo(f"{output}: {len(tree.paths)} nodes, {sum(tree.accepted):.3f} accepted tokens expected a pass")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specrun.profiles import TreeProfile, load_tree, names
 from specrun.tree import DraftTree
 from tools.tune_tree import main, tune
 
@@ -59,7 +61,8 @@ def test_the_profile_is_a_draft_tree(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [str(accuracy), "--nodes", "6", "-o", str(profile)])
     assert result.exit_code == 0, result.output
     written = json.loads(profile.read_text())
-    assert written["name"] == "tiny-6" and len(written["paths"]) == 6
+    assert written["name"] == "tiny-6" and written["nodes"] == len(written["paths"]) == 6
+    assert set(written) == {field.name for field in dataclasses.fields(TreeProfile)}
     assert DraftTree.from_paths(written["paths"]).size == 7
 
 
@@ -73,3 +76,9 @@ def test_a_bad_accuracy_file_is_named(tmp_path: Path, content: str) -> None:
     assert result.exit_code == 2
     assert "accuracy.json" in result.output and "by_rank" in result.output
     assert not (tmp_path / "tree.json").exists()
+
+
+@pytest.mark.parametrize("name", names("trees"))
+def test_shipped_trees_load(name: str) -> None:
+    tree = load_tree(name)
+    assert tree.nodes == len(tree.paths) and DraftTree.from_paths(tree.paths).size == tree.nodes + 1
