@@ -14,7 +14,7 @@ from specbuild.drafters import CompileContext, DrafterPlan, plan_drafters
 from specbuild.kernels import store_kernels
 from specbuild.model.decoder import DecoderSpec
 from specbuild.progress import Progress, Silent
-from specbuild.targets import open_target
+from specbuild.targets import default_shapes, open_target
 from specrun.bundle import Bundle, DrafterRecord, FileRecord, Limits, Manifest, ModelSummary
 from specrun.errors import CompileError
 from specrun.profiles import ProfileError, ShapeProfile, load_shapes
@@ -50,7 +50,7 @@ def compile_bundle(
     UserError.
     """
     output = Path(output)
-    shapes = _shapes(profile or "default")
+    shapes = _shapes(profile or default_shapes(target))
     limits = _limits(shapes, max_length, max_batch)
     with staged(output) as directory:
         checkpoint = open_checkpoint(model, max_length=max_length)

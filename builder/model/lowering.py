@@ -54,14 +54,16 @@ class Lowering(Protocol):
         """
 
 
-def declare_inputs(g: GraphBuilder, scratch: bool = False) -> tuple[ir.Value, ...]:
+Inputs = tuple[ir.Value, ir.Value, ir.Value, ir.Value, ir.Value, ir.Value]
+
+
+def declare_inputs(g: GraphBuilder, scratch: bool = False) -> Inputs:
     """The inputs every decoder has, in the order of ``contract.DECODER_INPUTS``, then the rows to write."""
     integer = ir.DataType.INT64
-    inputs = (
-        g.input(contract.TOKENS, integer, ("B", "N")),
-        g.input(contract.POSITIONS, integer, ("B", "N")),
-        g.input(contract.CONTEXT_LENGTHS, integer, ("B",)),
-        g.input(contract.TREE_MASK, ir.DataType.BOOL, ("B", "N", "T" if scratch else "N")),
-        g.input(contract.LOGIT_ROWS, integer, ("B", "M")),
-    )
-    return (*inputs, g.input(contract.WRITE_ROWS, integer, ("B",)) if scratch else inputs[2])
+    tokens = g.input(contract.TOKENS, integer, ("B", "N"))
+    positions = g.input(contract.POSITIONS, integer, ("B", "N"))
+    lengths = g.input(contract.CONTEXT_LENGTHS, integer, ("B",))
+    mask = g.input(contract.TREE_MASK, ir.DataType.BOOL, ("B", "N", "T" if scratch else "N"))
+    rows = g.input(contract.LOGIT_ROWS, integer, ("B", "M"))
+    write = g.input(contract.WRITE_ROWS, integer, ("B",)) if scratch else lengths
+    return tokens, positions, lengths, mask, rows, write

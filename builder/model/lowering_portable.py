@@ -22,7 +22,7 @@ from specrun import contract
 
 @dataclass(frozen=True)
 class Shared:
-    mask: ir.Value  # graph's type, [B, 1, N, S]: 0 where visible
+    mask: ir.Value | None  # graph's type, [B, 1, N, S]: 0 where visible; None where a lowering needs none
     cos: ir.Value | None  # [positions, rotary_dim / 2]; None when no layer rotates
     sin: ir.Value | None
 
@@ -44,7 +44,7 @@ class PortableLowering:
         values = tuple(g.input(contract.value_cache(i), g.dtype, shape) for i in range(layers))
         _, _, context_lengths, tree_mask, *_ = inputs
         with g.scope("step"):
-            mask = self._mask(g, context_lengths, tree_mask, keys[0])
+            mask = self.mask(g, config, context_lengths, tree_mask, keys[0])
             cos, sin = _rotary_tables(g, config.rope, max_positions) if any(config.rope_layers) else (None, None)
         return DecoderStep(*inputs, keys, values, config, Shared(mask, cos, sin))
 
@@ -55,9 +55,13 @@ class PortableLowering:
         q, k, v = self._heads(g, step, qkv, norms, rotary)
         keys = self._append(g, step, step.keys[layer], k)
         values = self._append(g, step, step.values[layer], v)
-        context = g.op("Attention", q, keys, values, step.shared.mask)
-        context = g.op("Transpose", context, perm=[0, 2, 1, 3])
+        context = self.attend(g, step, q, keys, values)
         return g.op("Reshape", context, g.constant([0, 0, config.num_heads * config.head_dim]))
+
+    def attend(self, g: GraphBuilder, step: DecoderStep, q: ir.Value, keys: ir.Value, values: ir.Value) -> ir.Value:
+        """Queries [B, H, N, D] over the updated caches: [B, N, H, D]."""
+        context = g.op("Attention", q, keys, values, step.shared.mask)
+        return g.op("Transpose", context, perm=[0, 2, 1, 3])
 
     def _heads(
         self, g: GraphBuilder, step: DecoderStep, qkv: ir.Value, norms: HeadNorms | None, rotary: bool
@@ -95,8 +99,10 @@ class PortableLowering:
         g.output(contract.updated(cache.name), updated, g.dtype, cache.shape)
         return updated
 
-    def _mask(self, g: GraphBuilder, context: ir.Value, tree_mask: ir.Value, cache: ir.Value) -> ir.Value:
-        """Additive [B, 1, N, S].
+    def mask(
+        self, g: GraphBuilder, config: ModelConfig, context: ir.Value, tree_mask: ir.Value, cache: ir.Value
+    ) -> ir.Value | None:
+        """Additive [B, 1, N, S], for ``attend``.
 
         A cache row's place relative to the context selects a column of [1 | tree_mask | 0]: column 0 for committed
         rows, column 1 + j for row j behind them, the last for rows not yet written.

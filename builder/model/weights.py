@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 
-class Weight(Protocol):
+class Weight(Hashable, Protocol):
     """A tensor that is read when it is needed. Equal weights (``==``, and hashed alike) have the same content."""
 
     @property

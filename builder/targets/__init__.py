@@ -28,6 +28,13 @@ _MODULES = {
     "tensorrt": "specbuild.targets.tensorrt",
 }
 
+_SHAPES = {"tensorrt": "tensorrt"}  # its attention kernels take at most 128 nodes a pass
+
+
+def default_shapes(name: str) -> str:
+    """The shape profile that the target ``name`` is compiled for when the user names none."""
+    return _SHAPES.get(name.partition(":")[0], "default")
+
 
 def open_target(name: str, quantize: str | None, dtype: str, max_length: int) -> Target:
     """The target ``name`` ("cpu", "tensorrt-rtx:sm89,sm120", ...).

@@ -46,6 +46,9 @@ class Flavour(Protocol):
     def configure(self, config: Any) -> None:
         """Sets what the builder's configuration needs beyond shapes."""
 
+    def network_flags(self) -> int:
+        """Bits of ``trt.NetworkDefinitionCreationFlag``."""
+
 
 def precision_of(variants: Sequence[str], dtype: str) -> tuple[str, tuple[str, ...]]:
     """The precision and the other variants of ``--target NAME:variant,...``.
@@ -106,7 +109,7 @@ class TensorRTTarget:
         logger = _logger(trt)
         builder = trt.Builder(logger)
         builder.max_threads = usable_cores()
-        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        network = builder.create_network(self.flavour.network_flags())
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(str(onnx)):
             errors = "; ".join(str(parser.get_error(i)) for i in range(parser.num_errors))

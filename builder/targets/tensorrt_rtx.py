@@ -45,6 +45,9 @@ class Rtx:
     def lowering(self, capacity: int) -> PortableLowering:
         return PortableLowering(capacity)
 
+    def network_flags(self) -> int:
+        return 1 << int(self.trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+
     def configure(self, config: Any) -> None:
         config.num_compute_capabilities = len(self.capabilities)
         for i, name in enumerate(self.capabilities):
