@@ -14,15 +14,10 @@ import triton.language as tl
 from specrun.plugins.compile import KernelSpec, parameters_of, sizes_of
 from specrun.plugins.contract import Bound
 from specrun.plugins.launch import Extent
+from specrun.plugins.rejection_sampling.block_kernel import block_walk_dense_spec, block_walk_spec
 from specrun.plugins.rejection_sampling.contract import SAMPLE_ROWS
-from specrun.plugins.rejection_sampling.walk_kernels import (
-    block_walk_dense_spec,
-    block_walk_spec,
-    match_walk_spec,
-    rejection_walk_dense_spec,
-    rejection_walk_spec,
-    typical_walk_spec,
-)
+from specrun.plugins.rejection_sampling.match_kernel import match_walk_spec, typical_walk_spec
+from specrun.plugins.rejection_sampling.rejection_kernel import rejection_walk_dense_spec, rejection_walk_spec
 
 __all__ = [
     "block_walk_dense_spec",
