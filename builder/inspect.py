@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specrun.bundle import Bundle, DrafterRecord, EngineRecord
+from specrun.profiles import load_hardware, names
 
 
 def summary(bundle: Bundle) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
         "readings": list(manifest.calibration.get("readings", ())),
         "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in manifest.files],
         "kernels": len(manifest.kernels),
+        "floors": floors(bundle),
         "bytes": sum(f.bytes for f in manifest.files),
     }
 
@@ -63,6 +65,23 @@ def _engine(bundle: Bundle, record: EngineRecord) -> dict[str, Any]:
         "cache_bytes_per_token": None if cache is None else _row_bytes(record),
         "cache_capacity": None if cache is None else cache.capacity,
     }
+
+
+def floors(bundle: Bundle) -> list[dict[str, Any]]:
+    """What memory and arithmetic allow on known GPUs, for every 16-bit engine compiled for them.
+
+    ``pass_ms``: reading the weights once. ``nodes``: how many a pass may carry before its products take longer than
+    that, which is what makes a draft tree nearly free.
+    """
+    sizes = {f.path: f.bytes for f in bundle.manifest.files}
+    machines = [load_hardware(name) for name in names("hardware")]
+    found = []
+    for engine in bundle.manifest.engines:
+        for machine in (m for m in machines if m.architecture in engine.architectures):
+            read = sizes[engine.files[0]] / (machine.bandwidth_gb_s * 1e9)
+            nodes = machine.half_tflops * 1e12 / (machine.bandwidth_gb_s * 1e9)  # 2 operations and 2 bytes a weight
+            found.append({"engine": engine.name, "gpu": machine.name, "pass_ms": read * 1e3, "nodes": int(nodes)})
+    return found
 
 
 def _row_bytes(record: EngineRecord) -> int:
@@ -126,6 +145,13 @@ def _drafter_table(drafters: Iterable[dict[str, Any]]) -> Table:
     for drafter in drafters:
         options = ", ".join(f"{key}={_short(value)}" for key, value in sorted(drafter["options"].items()))
         table.add_row(drafter["name"], drafter["kind"], size(drafter["bytes"]), options)
+    return table
+
+
+def _floor_table(rows: Iterable[dict[str, Any]]) -> Table:
+    table = Table("engine", "GPU", "least time a pass", "nodes nearly free")
+    for row in rows:
+        table.add_row(row["engine"], row["gpu"], f"{row['pass_ms']:.2f} ms", str(row["nodes"]))
     return table
 
 

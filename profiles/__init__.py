@@ -41,6 +41,24 @@ def load_shapes(name: str) -> ShapeProfile:
 
 
 @dataclass(frozen=True)
+class HardwareProfile:
+    """A GPU by its vendor's data sheet. Rates without sparsity; ``half_tflops`` with float32 sums."""
+
+    name: str
+    architecture: str  # "sm_89"
+    memory_gb: float
+    bandwidth_gb_s: float
+    half_tflops: float
+    int8_tops: float
+    multiprocessors: int
+
+
+def load_hardware(name: str) -> HardwareProfile:
+    """The hardware profile ``name``. Raises ProfileError."""
+    return _load(HardwareProfile, "hardware", name)
+
+
+@dataclass(frozen=True)
 class TreeProfile:
     """A draft tree as choice paths: ``[0, 2]`` is the third best child of the root's best child.
 

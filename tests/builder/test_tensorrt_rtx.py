@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbuild.compile import compile_bundle
+from specbuild.inspect import summary
 from specrun.bundle import Bundle
 from tests.builder.tiny import FAMILIES, write_tiny_checkpoint
 
@@ -47,3 +48,5 @@ def test_every_family(family: str, tmp_path: Path) -> None:
     found = counts(bundle)
     assert found["ATTENTION_INPUT"] == 2 and found["KV_CACHE_UPDATE"] == 4
     assert found["ROTARY_EMBEDDING"] == {"smollm3": 1, "qwen3": 4}.get(family, 2)
+    machines = {floor["gpu"]: floor for floor in summary(bundle)["floors"]}
+    assert "rtx-4090" in machines and "h200-sxm" not in machines and 100 < machines["rtx-5090"]["nodes"] < 200
