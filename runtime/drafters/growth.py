@@ -16,6 +16,8 @@ from specrun.sequence import Sequence
 from specrun.tree import DraftTree, IntArray
 from specrun.warp import penalized
 
+UNLIKELY = 0.01  # candidates below this are worth no row anywhere, and learning about them costs time
+
 
 @dataclass
 class Draft:
@@ -219,7 +221,10 @@ class DrawnChain:
 def _add(draft: Draft, node: int, tokens: IntArray, probs: FloatArray, pacing: Pacing | None) -> None:
     depth = draft.depths[node] + 1
     for token, prob in zip(tokens.tolist(), probs.tolist(), strict=False):
-        draft.add(node, token, prob, prob if pacing is None else pacing.chance(depth, prob))
+        if pacing is None:
+            draft.add(node, token, prob, prob)
+        elif prob >= UNLIKELY:
+            draft.add(node, token, prob, pacing.chance(depth, prob))
 
 
 def learn(draft: Draft, emitted: Seq[int], pacing: Pacing | None) -> None:

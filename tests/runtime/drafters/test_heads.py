@@ -117,6 +117,18 @@ def test_sampled_law_of_trees(target, tmp_path):
     bundles.assert_sampled_law(opened, "eagle", count=300)
 
 
+def test_sampled_law_of_chains_over_a_pruned_vocabulary(target, tmp_path):
+    """EAGLE-3 chains are drawn from a law over a few of the target's ids, and judged as a block."""
+    tensors = fixtures.eagle3_tensors(pruned=False)
+    for name in ("lm_head.weight", "d2t", "t2d"):  # every other id
+        tensors[name] = tensors[name][::2]
+    tensors["d2t"], tensors["t2d"] = np.arange(0, VOCAB, 2) - np.arange(VOCAB // 2), np.arange(VOCAB) % 2 == 0
+    head = fixtures.write_eagle3(tmp_path / "head", tensors)
+    opened = bundles.engine(target, tmp_path / "bundle", f"eagle3={head},depth=2,topk=1,adaptive=0", max_batch=8)
+    assert opened.drafter("eagle3").rule.name == "block-verification"
+    bundles.assert_sampled_law(opened, "eagle3", count=300)
+
+
 def test_static_trees_draft_their_shape(cyclic, heads, tmp_path):
     """EAGLE-1 and Medusa over a tree profile; the profile's paths are what is verified."""
     tree = "chain-and-siblings"
