@@ -72,3 +72,19 @@ def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
             sizes[tie, code_bytes] = sum(file.bytes for file in bundle.manifest.files if file.path.endswith("weights"))
     for code_bytes in (4, 1):
         assert sizes[False, code_bytes] - sizes[True, code_bytes] >= 512 * 64 * code_bytes
+
+
+@pytest.mark.parametrize("quantize_to", [None, "int4", "int8"])
+def test_a_row_does_not_depend_on_the_capacity_or_the_batch(quantize_to: str | None, tmp_path: Path) -> None:
+    """A speculative run grows its cache earlier than a plain one, and a batch reads other rows beside it."""
+    model = write_tiny_checkpoint(tmp_path / "model", "llama", hidden=128, tie=True)
+    bundle = compile_bundle(model, tmp_path / "out.bundle", quantize=quantize_to)
+    prompts = [np.arange(3, 3 + n).tolist() for n in (37, 20, 9)]
+    drafted = np.random.default_rng(0).integers(3, 500, (3, 4))
+    rows = []
+    for capacity, batch in ((64, 1), (128, 1), (512, 1), (64, 3), (256, 3)):
+        engine = BareEngine(bundle, batch=batch, capacity=capacity)
+        engine.prefill(prompts[:batch])
+        rows.append(engine.verify(drafted[:batch], [DraftTree.chain(3)] * batch)["logits"][0])
+    for row in rows[1:]:
+        assert np.array_equal(row, rows[0])
