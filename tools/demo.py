@@ -45,9 +45,10 @@ def demo(bundle: Path, quantize: str | None, limit: int, rounds: int, max_tokens
 
 
 def shipped_drafters() -> list[str]:
-    """``KIND=FOLDER`` of the drafters for the demo model in profiles/drafters: a folder is named after its kind."""
-    folders = sorted((profiles.ROOM / "drafters").glob("*/"))
-    return [f"{folder.name}={folder}" for folder in folders if folder.name in KINDS]
+    """``KIND=FOLDER`` of the demo model's drafters in profiles/drafters, the EAGLE-3 head first: hybrids take that one."""
+    folders = sorted((profiles.ROOM / "drafters").glob("smollm2-*/"), key=lambda f: (f.name != "smollm2-eagle3", f.name))
+    kinds = {folder.name.removeprefix("smollm2-"): folder for folder in folders}
+    return [f"{kind}={folder}" for kind, folder in kinds.items() if kind in KINDS]
 
 
 def _run(command: str, *arguments: str) -> None:

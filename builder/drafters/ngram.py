@@ -1,4 +1,4 @@
-"""ngram: a static table counted from the target's own text (``--drafter ngram=FILE``), and the counting.
+"""ngram: a static table counted from the target's own text (``--drafter ngram=FILE``, or a folder with ngram.safetensors), and the counting.
 
 The file is safetensors with the arrays that ``specrun.drafters.ngram_table`` describes.
 """
@@ -30,11 +30,13 @@ class NgramCompiler:
         if request.source is None:
             raise CompileError(f"Drafter {self.kind}: needs a table. Say `{self.kind}=FILE.safetensors`.")
         options = integer_options(request, DEFAULTS)
+        file = Path(request.source)
+        file = file / "ngram.safetensors" if file.is_dir() else file
         try:
-            arrays = load_file(request.source)
-            NgramTable.load(Path(request.source), checkpoint.tokenizer.vocab_size)
+            arrays = load_file(file)
+            NgramTable.load(file, checkpoint.tokenizer.vocab_size)
         except (OSError, SafetensorError) as error:
-            raise CompileError(f"Drafter {self.kind}: {request.source}: cannot be read ({error}).") from error
+            raise CompileError(f"Drafter {self.kind}: {file}: cannot be read ({error}).") from error
         except BundleError as error:
             raise CompileError(f"Drafter {self.kind}: {error}") from error
         return NgramPlan(options, arrays)
