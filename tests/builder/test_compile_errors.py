@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +103,13 @@ def test_damaged_checkpoints(damage: Callable[[Path], None], says: str, tmp_path
 def test_bad_arguments(arguments: list[str], says: str, tmp_path: Path) -> None:
     model = write_tiny_checkpoint(tmp_path / "model", "llama")
     refused(tmp_path, [str(model), *arguments], says)
+
+
+def test_tensorrt_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how to get the package."""
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    model = write_tiny_checkpoint(tmp_path / "model", "llama")
+    refused(tmp_path, [str(model), "--target", "tensorrt"], "pip install 'specbuild[tensorrt]'")
 
 
 def test_absent_model(tmp_path: Path) -> None:
