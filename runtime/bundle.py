@@ -64,6 +64,17 @@ class EngineRecord:
     taps: tuple[int, ...] = ()  # what HIDDEN holds, see contract.py
     hidden_in: int | None = None  # H_in where the engine takes HIDDEN_IN
     heads: int = 0  # of a head engine
+
+    @property
+    def chains_only(self) -> bool:
+        """Whether a row is only exact in the slot it has in plain decoding: right behind its ancestors.
+
+        Attention sums a row's keys in the order of their slots. Where activations are quantized (hence ``min_rows``) a
+        sum that differs in its last bit moves logits by tenths, so a node beside a sibling's slot is no longer the
+        plain step's.
+        """
+        return self.min_rows > 1
+
     scratch: bool = False  # takes WRITE_ROWS: the passes of one draft see each other's rows
 
 

@@ -75,7 +75,10 @@ class Loop:
         return emissions
 
     def propose(self, batch: Seq[Sequence]) -> list[Proposal]:
-        """Asks each drafter once for all of its sequences; a draft never outgrows what may still be emitted."""
+        """Asks each drafter once for all of its sequences; a draft never outgrows what may still be emitted.
+
+        Where only chains are exact, a tree is verified as far as its first nodes are one.
+        """
         self.economics.start_pass(len(batch))
         members: dict[int, list[Sequence]] = {}
         for sequence in batch:
@@ -85,7 +88,8 @@ class Loop:
             budgets = [self._budget(sequence) for sequence in sequences]
             drafts = sequences[0].drafter.propose(sequences, budgets)
             for sequence, budget, draft in zip(sequences, budgets, drafts, strict=True):
-                proposals[sequence] = draft.prefix(budget + 1)
+                kept = min(budget + 1, draft.tree.chained) if self.target.record.chains_only else budget + 1
+                proposals[sequence] = draft.prefix(kept)
         return [proposals[sequence] for sequence in batch]
 
     def verify(self, batch: Seq[Sequence], proposals: Seq[Proposal]) -> PassOutput:

@@ -67,6 +67,12 @@ class DraftTree:
         return depths
 
     @cached_property
+    def chained(self) -> int:
+        """How many of the first nodes form a chain, the root included."""
+        branches = np.flatnonzero(self.parents != np.arange(-1, self.size - 1))
+        return int(branches[0]) if branches.size else self.size
+
+    @cached_property
     def mask(self) -> BoolArray:
         """bool [N, N]: node i sees node j when j is i or one of its ancestors."""
         mask = np.eye(self.size, dtype=np.bool_)

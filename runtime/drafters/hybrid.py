@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from specrun.bundle import DrafterRecord
 from specrun.drafters import DraftContext, Drafter, Priced
 from specrun.drafters.ngram_table import Ngram
-from specrun.drafters.sources import Draft, Guess, SourceDrafter, bucket
+from specrun.drafters.sources import Draft, Guess, SourceDrafter, bucket, options_for
 from specrun.drafters.suffix import suffix_sources
 from specrun.economics import Average
 from specrun.errors import BundleError
@@ -96,7 +96,7 @@ class Hybrid(SourceDrafter):
     def open(record: DrafterRecord, context: DraftContext) -> Hybrid:
         """``model`` of the options names the model drafter; without it the bundle's first one that runs an engine is
         taken, if there is any."""
-        options, others = dict(record.options), context.bundle.manifest.drafters
+        options, others = options_for(record, context.target), context.bundle.manifest.drafters
         model = options.pop("model", None) or next((other.name for other in others if other.engine is not None), None)
         sources = suffix_sources(f"{record.name} suffix", shared=options.pop("shared"))
         for other in others:

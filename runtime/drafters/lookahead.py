@@ -179,7 +179,7 @@ class Lookahead(SourceDrafter):
             context.eos_token_ids,
             [PoolSource(record.name, level, guesses)],
             max_nodes=guesses * (level - 1),
-            width=guesses,
+            width=1 if context.target.chains_only else guesses,
             window=window,
             level=level,
             capacity=context.bundle.manifest.limits.max_nodes,

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from specrun.bundle import DrafterRecord
 from specrun.drafters import DraftContext
-from specrun.drafters.sources import Guess, Reader, SourceDrafter, bucket
+from specrun.drafters.sources import Guess, Reader, SourceDrafter, bucket, options_for
 from specrun.errors import BundleError
 
 ORDERS = (3, 2, 1)  # context lengths, the longest first
@@ -133,8 +133,8 @@ class NgramSource:
 class Ngram(SourceDrafter):
     @staticmethod
     def open(record: DrafterRecord, context: DraftContext) -> Ngram:
-        source = open_source(record, context)
-        return Ngram(record.name, context.economics, context.eos_token_ids, [source], **record.options)
+        source, options = open_source(record, context), options_for(record, context.target)
+        return Ngram(record.name, context.economics, context.eos_token_ids, [source], **options)
 
 
 def open_source(record: DrafterRecord, context: DraftContext) -> NgramSource:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from specrun.bundle import DrafterRecord, EngineRecord
 from specrun.economics import Acceptance, Economics
 from specrun.proposal import Commit, Proposal
 from specrun.rules import SampleAndMatch
@@ -194,6 +195,11 @@ def agree(one: Guess, other: Guess) -> Guess:
 
 def _odds(chance: float) -> float:
     return max(chance, 1e-3) / max(1 - chance, 1e-3)
+
+
+def options_for(record: DrafterRecord, target: EngineRecord) -> dict[str, Any]:
+    """The drafter's options as ``target`` can use them: drafts that do not branch where only chains are exact."""
+    return {**record.options, "width": 1} if target.chains_only else dict(record.options)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from specrun.bundle import DrafterRecord
 from specrun.drafters import DraftContext
-from specrun.drafters.sources import Guess, Reader, Source, SourceDrafter, bucket
+from specrun.drafters.sources import Guess, Reader, Source, SourceDrafter, bucket, options_for
 
 OCCURRENCES = 32  # the newest ones of a token or pair that are looked at
 LONGEST = 16  # matches are not followed back further
@@ -237,6 +237,6 @@ def suffix_sources(name: str, min_match: int = 1, shared: int = 0) -> list[Sourc
 class Suffix(SourceDrafter):
     @staticmethod
     def open(record: DrafterRecord, context: DraftContext) -> Suffix:
-        options = dict(record.options)
+        options = options_for(record, context.target)
         sources = suffix_sources(record.name, options.pop("min_match"), options.pop("shared"))
         return Suffix(record.name, context.economics, context.eos_token_ids, sources, **options)

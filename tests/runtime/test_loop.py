@@ -275,3 +275,17 @@ def test_changing_draft_lengths(engine):
 
     (s,) = finish(engine.loop(), sequence(engine, PROMPT, Scripted(draft), max_tokens=100))
     assert s.output == answer and s.stats.drafted == sum(drafted) == s.stats.accepted
+
+
+def test_only_the_leading_chain_is_verified_where_trees_are_not_exact(engine):
+    """An engine that quantizes activations: a node beside a sibling's slot would not be the plain step's."""
+    from dataclasses import replace
+
+    answer = plain(engine, PROMPT).output
+    loop = engine.loop()
+    loop.target.record = replace(loop.target.record, min_rows=2)
+    (s,) = finish(loop, sequence(engine, PROMPT, random_tree(answer, engine.vocab, 3)))
+    assert s.output == answer
+    trees = [commit.proposal.tree for commit in s.drafter.commits if commit.proposal is not None]
+    assert trees and all(tree.chained == tree.size for tree in trees)
+    assert DraftTree(np.array([-1, 0, 1, 1, 2])).chained == 3 and DraftTree.chain(0).chained == 1
