@@ -64,6 +64,7 @@ class EngineRecord:
     taps: tuple[int, ...] = ()  # what HIDDEN holds, see contract.py
     hidden_in: int | None = None  # H_in where the engine takes HIDDEN_IN
     heads: int = 0  # of a head engine
+    scratch: bool = False  # takes WRITE_ROWS: the passes of one draft see each other's rows
 
     @property
     def chains_only(self) -> bool:
@@ -74,8 +75,6 @@ class EngineRecord:
         plain step's.
         """
         return self.min_rows > 1
-
-    scratch: bool = False  # takes WRITE_ROWS: the passes of one draft see each other's rows
 
 
 @dataclass(frozen=True)

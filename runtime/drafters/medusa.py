@@ -11,6 +11,7 @@ import numpy as np
 from specrun.bundle import DrafterRecord
 from specrun.drafters import DraftContext
 from specrun.drafters.growth import BestFirst, Draft, StaticTree, best_tokens, learn
+from specrun.drafters.options import tree_grower
 from specrun.drafters.pacing import Pacing
 from specrun.drafters.vocabulary import Vocabulary
 from specrun.heads import Heads
@@ -44,12 +45,7 @@ class Medusa:
     def open(record: DrafterRecord, context: DraftContext) -> Medusa:
         options, vocabulary = record.options, Vocabulary(context.tokenizer_size)
         pacing = Pacing(context.economics) if options["adaptive"] else None
-        grower: BestFirst | StaticTree
-        if "tree" in options:
-            grower = StaticTree(record.name, vocabulary, options["tree"], pacing)
-        else:
-            depth, topk, total = options["depth"], options["topk"], options["total_nodes"]
-            grower = BestFirst(record.name, vocabulary, context.eos_token_ids, depth, topk, total, pacing)
+        grower = tree_grower(record, context, vocabulary, pacing)
         heads = context.open_heads(record.engine or record.name)
         return Medusa(record.name, heads, grower, vocabulary, pacing, tuple(options["taps"]))
 

@@ -21,6 +21,19 @@ class Growers(TypedDict):
     pacing: Pacing | None
 
 
+def tree_grower(
+    record: DrafterRecord, context: DraftContext, vocabulary: Vocabulary, pacing: Pacing | None
+) -> BestFirst | StaticTree:
+    """How trees of the best candidates grow. Where the target verifies nothing but chains, they are chains."""
+    options, chains = record.options, context.target.chains_only
+    if "tree" in options:
+        paths = [path for path in options["tree"] if not chains or not any(path)]
+        return StaticTree(record.name, vocabulary, paths, pacing)
+    topk = 1 if chains else options["topk"]
+    depth, total = options["depth"], options["total_nodes"]
+    return BestFirst(record.name, vocabulary, context.eos_token_ids, depth, topk, total, pacing)
+
+
 def growers(record: DrafterRecord, context: DraftContext, vocabulary: Vocabulary) -> Growers:
     """``record.options``: depth, topk, total_nodes; ``adaptive`` (1: they are upper bounds); ``tree``: choice paths.
 
@@ -29,12 +42,9 @@ def growers(record: DrafterRecord, context: DraftContext, vocabulary: Vocabulary
     """
     options, eos = record.options, context.eos_token_ids
     pacing = Pacing(context.economics) if options["adaptive"] else None
-    if "tree" in options:
-        static = StaticTree(record.name, vocabulary, options["tree"], pacing)
-        return Growers(greedy=static, sampled=static, rule=SampleAndMatch(), pacing=pacing)
-    depth, topk, total = options["depth"], options["topk"], options["total_nodes"]
-    best = BestFirst(record.name, vocabulary, eos, depth, topk, total, pacing)
-    if topk > 1:
+    best = tree_grower(record, context, vocabulary, pacing)
+    depth, total = options["depth"], options["total_nodes"]
+    if "tree" in options or options["topk"] > 1:
         return Growers(greedy=best, sampled=best, rule=SampleAndMatch(), pacing=pacing)
     drawn = DrawnChain(record.name, vocabulary, eos, min(depth, total), LEAST if options["adaptive"] else 0.0)
     return Growers(greedy=best, sampled=drawn, rule=BlockVerification(), pacing=pacing)

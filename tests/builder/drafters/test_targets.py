@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from specbuild.compile import compile_bundle
 
+from specbuild.compile import compile_bundle
 from tests.runtime.drafters import bundles, fixtures
 
 pytest.importorskip("tensorrt_rtx")

@@ -110,6 +110,18 @@ def test_several_drafters_in_one_bundle(target, tmp_path, quantize):
         assert len(alone.token_ids) == 24
 
 
+def test_trees_are_chains_where_only_chains_are_exact(cyclic, heads, tmp_path):
+    """int4: the accepted path must lie in the cache as plain decoding would have laid it; drafts go as deep as ever."""
+    for kind, options in (
+        ("eagle", TREE),
+        ("medusa", "topk=3,adaptive=0"),
+        ("mtp", "tree=chain-and-siblings,adaptive=0"),
+    ):
+        opened = bundles.engine(cyclic, tmp_path / kind, f"{heads[kind]},{options}", quantize="int4")
+        stats = bundles.assert_same_as_plain(opened, kind, max_tokens=25)
+        assert all(s.drafted <= 3 * s.passes and s.accepted > s.passes for s in stats)
+
+
 def test_sampled_law_of_trees(target, tmp_path):
     """EAGLE-2 trees hold the best candidates: sample-and-match."""
     head = fixtures.write_eagle(tmp_path / "head")
