@@ -30,6 +30,7 @@ def _llama(config: ModelConfig, architecture: str, layers: int) -> dict[str, obj
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope.theta,
+        "max_position_embeddings": config.max_position,
         "vocab_size": config.vocab_size,
         "torch_dtype": "float16",
     }
