@@ -1,6 +1,7 @@
 """Replays recorded texts through drafters and prints what they would bring: no engine, no clock, no noise.
 
-    python -m tools.simulate_drafters streams.npz --bundle demo.bundle --drafter suffix --drafter hybrid \
+    python -m tools.simulate_drafters record demo.bundle prompts.jsonl -o streams.npz
+    python -m tools.simulate_drafters replay demo.bundle streams.npz --drafter suffix --drafter hybrid \
         --costs 1:1,2:1.15,4:1.35,8:1.65,16:2.15,32:3.15
 
 ``streams.npz`` holds ``tokens`` (all texts in a row), ``offsets`` [texts + 1], ``prompt_lengths`` [texts] and
@@ -25,7 +26,9 @@ import numpy as np
 from specrun.bundle import Bundle
 from specrun.drafters import DraftContext, Drafter, open_drafter
 from specrun.economics import Economics, PassCosts
+from specrun.engine import Engine, load
 from specrun.errors import UserError
+from specrun.prompts import Task, load_tasks
 from specrun.proposal import Commit, Proposal, Verdict
 from specrun.sampling import SamplingParams
 from specrun.sequence import Sequence
@@ -171,18 +174,66 @@ def report(name: str, outcomes: dict[str, Outcome]) -> str:
     return "\n".join(lines)
 
 
-@click.command()
+def record(engine: Engine, tasks: Seq[Task], max_tokens: int) -> list[Stream]:
+    """The first turn of every task, decoded greedily without drafts."""
+    prompts = []
+    for task in tasks:
+        text = engine.text
+        chat = task.chat and text.has_chat_template
+        words = text.chat([{"role": "user", "content": task.turns[0]}]) if chat else task.turns[0]
+        prompts.append(engine.encode(text.encode(words, special=False) if chat else words))
+    answers = engine.generate_batch(prompts, SamplingParams(max_tokens=max_tokens), drafter="none")
+    return [
+        Stream(prompt, answer.token_ids, task.group)
+        for prompt, answer, task in zip(prompts, answers, tasks, strict=True)
+    ]
+
+
+def write_streams(path: Path, streams: Seq[Stream]) -> None:
+    texts = [[*stream.prompt, *stream.output] for stream in streams]
+    np.savez_compressed(
+        path,
+        tokens=np.array([token for text in texts for token in text], dtype=np.uint32),
+        offsets=np.cumsum([0, *map(len, texts)]),
+        prompt_lengths=np.array([len(stream.prompt) for stream in streams]),
+        groups=np.array([stream.group for stream in streams]),
+    )
+
+
+BUNDLE = click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Predict what a bundle's drafters would bring, from texts that were recorded once."""
+
+
+@main.command("record")
+@BUNDLE
+@click.argument("prompts")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True)
+@click.option("--limit", type=click.IntRange(1), help="At most so many prompts of each group.")
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
+def record_command(bundle: Path, prompts: str, output: Path, limit: int | None, max_tokens: int) -> None:
+    """Decode the first turns of PROMPTS (a JSON-lines file, or builtin) with BUNDLE and keep the tokens."""
+    try:
+        write_streams(output, record(load(bundle), load_tasks(prompts, limit), max_tokens))
+    except UserError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@main.command("replay")
+@BUNDLE
 @click.argument("streams", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--bundle", "path", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--drafter", "names", multiple=True, required=True, help="A drafter of the bundle; may be repeated.")
 @click.option("--costs", default="1:1,2:1.15,4:1.35,8:1.65,16:2.15,32:3.15", show_default=True)
-def main(streams: Path, path: Path, names: tuple[str, ...], costs: str) -> None:
-    """Predicts the speed-up of a bundle's drafters over recorded texts."""
+def replay_command(bundle: Path, streams: Path, names: tuple[str, ...], costs: str) -> None:
+    """Predict the speed-up of BUNDLE's drafters over the recorded texts of STREAMS."""
     try:
-        bundle = Bundle.open(path, verify=False)
+        opened = Bundle.open(bundle, verify=False)
         for name in names:
             economics = Economics(parse_costs(costs))
-            click.echo(report(name, simulate(open_from(bundle, name, economics), economics, read_streams(streams))))
+            click.echo(report(name, simulate(open_from(opened, name, economics), economics, read_streams(streams))))
     except UserError as error:
         raise click.ClickException(str(error)) from None
 

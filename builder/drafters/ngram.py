@@ -1,4 +1,6 @@
-"""ngram: a static table counted from the target's own text (``--drafter ngram=FILE``, or a folder with ngram.safetensors), and the counting.
+"""ngram: a static table counted from the target's own text, and the counting.
+
+``--drafter ngram=FILE``, or a folder that holds ``ngram.safetensors``.
 
 The file is safetensors with the arrays that ``specrun.drafters.ngram_table`` describes.
 """

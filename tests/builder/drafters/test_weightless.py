@@ -22,8 +22,8 @@ PROMPTS = [[11, 200, 7, 45, 45, 9], [3, 4, 3, 4, 3], [17, 18, 19, 20, 17, 18, 19
 def engine(tmp_path_factory):
     root = tmp_path_factory.mktemp("weightless")
     checkpoint = write_tiny_checkpoint(root / "model", "llama")
-    save_file(count_ngrams([[45, 9, 45, 9, 3], [45, 9, 45, 7]] * 2), root / "table.safetensors")
-    asked = [f"ngram={root / 'table.safetensors'}", "suffix,shared=500,width=3", "lookahead,window=2,level=3"]
+    save_file(count_ngrams([[45, 9, 45, 9, 3], [45, 9, 45, 7]] * 2), root / "ngram.safetensors")
+    asked = [f"ngram={root}", "suffix,shared=500,width=3", "lookahead,window=2,level=3"]
     return specrun.load(compile_bundle(checkpoint, root / "bundle", drafters=asked).path)
 
 
