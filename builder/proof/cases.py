@@ -21,6 +21,7 @@ PENALTIES = SamplingParams(
 CHAIN = DraftTree.chain(3)
 UNEVEN = DraftTree(np.array([-1, 0, 0, 1, 1, 2, 3], dtype=np.int64))  # depth 3; two, two, one and one children
 WIDE = DraftTree(np.array([-1, 0, 0, 0, 1, 1, 4], dtype=np.int64))  # three children over two tokens: duplicates
+FLAT = DraftTree(np.array([-1, 0, 0, 0], dtype=np.int64))  # three children over four tokens: two residuals in a row
 DEEP = DraftTree(np.array([-1, 0, 1, 1, 2, 4], dtype=np.int64))  # depth 4
 
 
@@ -94,6 +95,7 @@ def cases(quick: bool = False) -> list[Case]:
     return [
         *_on(CHAIN, "chain of 3", 3 if quick else 4),
         *_on(UNEVEN, "uneven tree", 2 if quick else 3),
+        *_on(FLAT, "flat tree", 4),
         *_on(WIDE, "wide tree", 2),
         *_on(DEEP, "deep tree", 2),
         Case("chain, two rounds", p, q, DraftTree.chain(2), rounds=2),

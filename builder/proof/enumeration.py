@@ -31,7 +31,7 @@ class Branches:
         probs = law.probs
         tokens = range(probs.size) if law.tokens is None else law.tokens.tolist()
         options = [(token, float(p)) for token, p in zip(tokens, probs, strict=True) if p > 0]
-        return options[self._decide([p for _, p in options], (position, int(stream), index))][0]
+        return int(options[self._decide([p for _, p in options], (position, int(stream), index))][0])
 
     def accept(self, p: float, q: float, position: int, index: int) -> bool:
         chance = 0.0 if p <= 0 else 1.0 if p >= q else p / q

@@ -56,6 +56,7 @@ CASES = [
     Case("with", 6),
     Case("with", 300, dense=True, agreement=1.0, cut=False),
     Case("without", 6),
+    Case("without", 8, batch=40, agreement=0.2, cut=False),  # second and third children are judged often
     Case("without", 7, dense=True),
     Case("without", 600, agreement=0.9),
     Case("block", 6),
