@@ -15,21 +15,23 @@ def rms(x, weight, epsilon=1e-5):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon) * weight
 
 
-def rotate(x, theta=10000.0):
-    """x [rows, heads, DIM] at positions 0, 1, ..."""
+def rotate(x, stretch, theta=10000.0):
+    """x [rows, heads, DIM] at positions 0, 1, ..., interpolated by ``stretch``."""
     half = DIM // 2
-    angles = torch.arange(x.shape[0], dtype=x.dtype)[:, None] / theta ** (torch.arange(half, dtype=x.dtype) / half)
+    angles = (
+        torch.arange(x.shape[0], dtype=x.dtype)[:, None] / stretch / theta ** (torch.arange(half, dtype=x.dtype) / half)
+    )
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     left, right = x[..., :half], x[..., half:]
     return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
 
-def attention(x, w, prefix):
+def attention(x, w, prefix, stretch=1.0):
     def project(name):
         return F.linear(x, w[f"{prefix}{name}.weight"], w.get(f"{prefix}{name}.bias"))
 
-    q = rotate(project("q_proj").view(-1, HEADS, DIM))
-    k = rotate(project("k_proj").view(-1, KV, DIM)).repeat_interleave(HEADS // KV, 1)
+    q = rotate(project("q_proj").view(-1, HEADS, DIM), stretch)
+    k = rotate(project("k_proj").view(-1, KV, DIM), stretch).repeat_interleave(HEADS // KV, 1)
     v = project("v_proj").view(-1, KV, DIM).repeat_interleave(HEADS // KV, 1)
     scores = torch.einsum("ihd,jhd->hij", q, k) / DIM**0.5
     scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), float("-inf"))
@@ -84,6 +86,7 @@ class Eagle(Head):
 class Eagle3(Head):
     norm_before_residual = False
     norm_output = False
+    stretch = 1.0
 
     def first(self, features):
         w, width = self.w, features.shape[1]
@@ -101,7 +104,9 @@ class Eagle3(Head):
         embedding = w.get("embed_tokens.weight", self.embedding)
         normed = rms(features, w["midlayer.hidden_norm.weight"])
         both = torch.cat((rms(embedding[tokens], w["midlayer.input_layernorm.weight"]), normed), -1)
-        x = (normed if self.norm_before_residual else features) + attention(both, w, "midlayer.self_attn.")
+        x = (normed if self.norm_before_residual else features) + attention(
+            both, w, "midlayer.self_attn.", self.stretch
+        )
         x = x + mlp(rms(x, w["midlayer.post_attention_layernorm.weight"]), w, "midlayer.mlp.")
         output = rms(x, w["norm.weight"])
         logits = torch.full((len(tokens), len(self.embedding)), float("-inf"), dtype=torch.float64)

@@ -75,6 +75,17 @@ def test_eagle3(target, tmp_path, tensors, config, flags):
     assert_parity(opened, target, "eagle3", head)
 
 
+def test_eagle3_of_a_scaled_target(tmp_path):
+    """D08: the head's config names the base alone; its rotary positions are interpolated as the target's are."""
+    tensors = fixtures.eagle3_tensors()
+    target = bundles.write_target(tmp_path / "target", rope_scaling={"rope_type": "linear", "factor": 4.0})
+    path = fixtures.write_eagle3(tmp_path / "head", tensors)
+    opened = bundles.engine(target, tmp_path / "bundle", f"eagle3={path},{TREE}")
+    head = reference.Eagle3(tensors, fixtures.weights_of(target))
+    head.stretch = 4.0
+    assert_parity(opened, target, "eagle3", head)
+
+
 def test_eagle3_of_speculators(target, tmp_path):
     """Their names and config; the residual is normalized unless the config says otherwise."""
     tensors = fixtures.eagle3_tensors()
