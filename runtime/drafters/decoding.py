@@ -115,7 +115,8 @@ class DecoderDrafter:
         chunks = {}
         for sequence in sequences:
             chunk = self.missing(sequence)
-            chunks[sequence] = self.flush(sequence, chunk, self.prefill_chunk)
+            # Long chunks run alone: beside a lane near its end they would not fit into a cache of fixed capacity.
+            chunks[sequence] = self.flush(sequence, chunk, self.max_nodes)
         rows = [
             Row.of_chunk(self._states[s].lane, chunks[s].tokens, logits=True, hidden_in=chunks[s].features)
             for s in sequences
@@ -130,7 +131,7 @@ class DecoderDrafter:
                 state.features[0] = output.hidden[i][-1].copy()
             self._grower(sequence).expand(state.draft, 0, logits[i])
             self.caught_up(sequence, None if output.hidden is None else output.hidden[i])
-        if self.pacing is not None and max(row.tokens.size for row in rows) <= self.max_nodes:
+        if self.pacing is not None:
             self.pacing.timed("first", output.seconds)
         return output.seconds
 
