@@ -13,6 +13,7 @@ from specrun.plugins.contract import FLOATS, Attribute, Limit, OpContract, Rule,
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
 MAX_NODES = 128
+MAX_ROWS = 1024  # behind the committed ones: a draft in several passes keeps the rows of its earlier passes there
 MAX_SPLITS = 64
 TILE_ROWS = (16, 32, 64)  # a taller tile spills registers at head size 128 and above
 
@@ -23,11 +24,11 @@ SPLIT = OpContract(
     version=1,
     inputs=(
         Tensor("query", "T", ("B", "N", "H", "D"), "the new nodes' queries, rotary positions applied"),
-        Tensor("key_cache", "T", _CACHE, "rows 0..context_length-1 committed, the N new rows written after them"),
+        Tensor("key_cache", "T", _CACHE, "committed rows, then the T rows of tree_mask: written, or finite"),
         Tensor("value_cache", "T", _CACHE, "as key_cache"),
         Tensor("context_lengths", "int64", ("B",), "committed rows; negative: an idle lane, nothing is read"),
         Tensor("positions", "int64", ("B", "N"), "context length + depth of the node; a sliding window needs them"),
-        Tensor("tree_mask", "bool", ("B", "N", "N"), "node i sees node j"),
+        Tensor("tree_mask", "bool", ("B", "N", "T"), "node i sees row context length + j; T = N unless drafting"),
     ),
     outputs=(
         Tensor("partial", "float32", ("B", "N", "H", "splits", "D"), "each split's own softmax average"),
@@ -43,6 +44,7 @@ SPLIT = OpContract(
     types={"T": FLOATS},
     limits={
         "N": Limit(high=MAX_NODES),
+        "T": Limit(high=MAX_ROWS),
         "S": Limit(high=1 << 24),
         "D": Limit(choices=HEAD_SIZES),
         "window": Limit(low=0),
@@ -51,6 +53,12 @@ SPLIT = OpContract(
     },
     rules=(
         Rule("query", "H = {H} with H_kv = {H_kv}", "H a multiple of H_kv", lambda v: v["H"] % v["H_kv"] == 0),
+        Rule(
+            "tree_mask",
+            "T = {T} with N = {N} and window = {window}",
+            "T = N, or T above N without a window (the rows of earlier passes have no positions here)",
+            lambda v: v["T"] == v["N"] or (v["T"] > v["N"] and v["window"] == 0),
+        ),
         Rule("softcap", "{softcap}", "0 or more", lambda v: v["softcap"] >= 0),
     ),
     static=("H", "H_kv", "D"),

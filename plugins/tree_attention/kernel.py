@@ -76,6 +76,7 @@ def tree_attention_split_kernel(
     positions_ptr,
     tree_mask_ptr,
     N,
+    T,
     S,
     partial_ptr,
     partial_lse_ptr,
@@ -107,7 +108,7 @@ def tree_attention_split_kernel(
 
     length = tl.load(context_lengths_ptr + lane)
     context = tl.minimum(tl.maximum(length, 0), S).to(tl.int32)
-    new_rows = tl.where(length < 0, 0, tl.minimum(N, S - context)).to(tl.int32)
+    new_rows = tl.where(length < 0, 0, tl.minimum(T, S - context)).to(tl.int32)
     first = 0
     if window > 0:
         first = tl.maximum(context - window + 1, 0) // BLOCK
@@ -138,7 +139,7 @@ def tree_attention_split_kernel(
     for block in range(tl.maximum(begin, old_blocks), end):
         fresh = (block - old_blocks) * BLOCK + columns
         readable = fresh < new_rows
-        mask_rows = (lane * N + nodes) * N
+        mask_rows = (lane * N + nodes) * T
         visible = real[:, None] & readable[None, :]
         visible = tl.load(tree_mask_ptr + mask_rows[:, None] + fresh[None, :], mask=visible, other=0) != 0
         if window > 0:
@@ -202,7 +203,7 @@ def split_spec(bound: Bound) -> KernelSpec:
     return KernelSpec(
         name=f"tree_attention_split.{variant}{extras}",
         function=tree_attention_split_kernel,
-        parameters=parameters_of(SPLIT, bound, ("N", "S")),
+        parameters=parameters_of(SPLIT, bound, ("N", "T", "S")),
         constants=constants,
         sizes=sizes_of(SPLIT, bound) | {"group": dims["H"] // dims["H_kv"]},
         grid=(Extent(("N", "group"), tile), Extent(("splits",)), Extent(("B", "H_kv"))),

@@ -19,7 +19,7 @@ def tree_attention(
     softcap: float = 0.0,
     window: int = 0,
 ) -> np.ndarray:
-    """Attention of N new nodes over cache rows below the context length and the new rows that ``tree_mask`` allows.
+    """Attention of N new nodes over cache rows below the context length and the rows behind that ``tree_mask`` shows.
 
     Shapes as in the contract; returns float64 [B, N, H, D]. Raises ContractError outside the contract.
     """
@@ -37,7 +37,7 @@ def tree_attention(
         if context < 0:
             continue
         visible = visibility(context, positions[lane], tree_mask[lane], window)
-        rows = context + query.shape[1]
+        rows = context + tree_mask.shape[2]
         keys = key_cache[lane, :, :rows].astype(np.float64)
         values = value_cache[lane, :, :rows].astype(np.float64)
         group = query.shape[2] // keys.shape[0]
@@ -50,7 +50,7 @@ def tree_attention(
 
 
 def visibility(context: int, positions: np.ndarray, tree_mask: np.ndarray, window: int) -> np.ndarray:
-    """Which rows each node sees: bool [N, context + N] from ``positions`` [N] and ``tree_mask`` [N, N]."""
+    """Which rows each node sees: bool [N, context + T] from ``positions`` [N] and ``tree_mask`` [N, T]."""
     visible = np.concatenate([np.ones((len(positions), context), dtype=bool), tree_mask], axis=1)
     if window:
         row_positions = np.concatenate([np.arange(context), positions])

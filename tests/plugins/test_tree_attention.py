@@ -64,6 +64,21 @@ def test_changing_a_sibling_changes_only_its_subtree(interpreter: Interpreter) -
     assert same.tolist() == [not below for below in descends]
 
 
+def test_a_draft_in_several_passes_sees_the_rows_of_earlier_ones(interpreter: Interpreter) -> None:
+    """T above N: the second pass of a draft, whose mask reaches back over the first; room for later passes is zeros."""
+    parents = [-1, 0, 0, 1, 1, 2, 3]
+    case = Case((70,), len(parents), heads=4, kv_heads=2, splits=2)
+    whole = inputs_of(case, parents)
+    expected = run_kernels(interpreter, whole, **attributes_of(case))
+    later = {**whole, "query": whole["query"][:, 3:6], "positions": whole["positions"][:, 3:6]}
+    later["tree_mask"] = np.concatenate([whole["tree_mask"][:, 3:6], np.zeros((1, 3, 5), bool)], axis=2)
+    for name in CACHES:
+        rest = np.full((1, 2, 20, 64), np.nan, np.float32)
+        rest[:, :, :6] = 0
+        later[name] = np.concatenate([whole[name][:, :, :76], rest], axis=2)
+    assert_close(run_kernels(interpreter, later, **attributes_of(case)), expected[:, 3:6], 1e-6)
+
+
 def test_idle_lane_gives_zeros_and_reads_nothing(interpreter: Interpreter) -> None:
     """Case G02 at the op: a padded lane is not one row long, it has no rows; its cache and its mask are never read."""
     case = Case((-1, 12), 3)
@@ -177,12 +192,16 @@ def rotate(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         ({"splits": 65}, "argument 'splits': found splits = 65; supported: 1 to 64"),
         ({"softcap": -1.0}, "argument 'softcap': found -1.0; supported: 0 or more"),
         ({"window": -1}, "argument 'window': found window = -1; supported: 0 or more"),
+        ({"rows": 1}, "argument 'tree_mask': found T = 1 with N = 2 and window = 0; supported: T = N, or T above N"),
+        ({"rows": 3, "window": 5}, "argument 'tree_mask': found T = 3 with N = 2 and window = 5; supported: T = N"),
     ],
 )
 def test_values_outside_the_contract_are_refused(change: dict[str, Any], message: str) -> None:
-    case = Case((4,), **({"nodes": 2} | change))
+    case = Case((4,), **({"nodes": 2} | {name: value for name, value in change.items() if name != "rows"}))
+    inputs = inputs_of(case)
+    inputs["tree_mask"] = np.ones((1, case.nodes, change.get("rows", case.nodes)), bool)
     with pytest.raises(ContractError, match=re.escape(f"tree_attention_split: {message}")):
-        SPLIT.check(inputs_of(case), attributes_of(case))
+        SPLIT.check(inputs, attributes_of(case))
 
 
 def test_wrong_tensors_are_refused() -> None:

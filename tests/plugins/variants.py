@@ -51,7 +51,7 @@ class Variant:
         return OPS[self.op].spec(self.bound)
 
 
-_HEADS = {"B": 2, "N": 8, "H": 32, "H_kv": 8, "S": 4096}
+_HEADS = {"B": 2, "N": 8, "T": 8, "H": 32, "H_kv": 8, "S": 4096}
 _TREE = {"B": 2, "N": 8, "V": 128_256, "K": 10}
 _SPLIT = {"scale": 0.125, "splits": 8}
 
