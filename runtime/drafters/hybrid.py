@@ -7,6 +7,7 @@ candidates: sample-and-match verifies it whatever proposed its nodes.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from specrun.drafters import DraftContext, Drafter, Priced
 from specrun.drafters.ngram_table import Ngram
 from specrun.drafters.sources import Draft, Guess, SourceDrafter, bucket, options_for
 from specrun.drafters.suffix import suffix_sources
-from specrun.economics import Average
+from specrun.economics import Average, Economics
 from specrun.errors import BundleError
 from specrun.proposal import Commit, Proposal, Verdict
 from specrun.sequence import Sequence
@@ -61,8 +62,28 @@ class Member:
     price: Priced
     gains: Average = field(default_factory=Average)
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
+    seconds: float | None = None  # a call of its ``propose`` takes: running mean
     asked: int = 0
     waited: int = 0  # passes since it was last asked
+
+    def cost(self, economics: Economics) -> float:
+        """Of asking it, in plain passes of the batch at hand: its price, or what asking was seen to take if more."""
+        price, plain = self.price.draft_costs(1)[0], economics.costs.plain_seconds
+        if plain is None or self.seconds is None:
+            return price
+        return max(price, self.seconds / (plain * economics.costs(1, economics.batch)))
+
+    def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        begin = time.perf_counter()
+        proposals = self.drafter.propose(sequences, budgets)
+        seconds = time.perf_counter() - begin
+        if any(proposal.drafted for proposal in proposals):
+            known = seconds if self.seconds is None else self.seconds
+            # A call that was disturbed, or captured a new shape, counts as twice the usual at most.
+            self.seconds = known + 0.1 * (min(seconds, 2 * known) - known)
+        self.waited, self.asked = 0, self.asked + 1
+        self.proposals.update(zip(sequences, proposals, strict=True))
+        return proposals
 
     def expected(self, sequence: Sequence, draft: Draft) -> float:
         """Tokens that asking it should bring on top of the cheap draft."""
@@ -126,24 +147,22 @@ class Hybrid(SourceDrafter):
     def _ask(self, member: Member, sequences: Seq[Sequence], budgets: Seq[int], drafts: Seq[Draft]) -> float:
         """Takes the member's proposals into the drafts where that should pay; returns what drafting them cost."""
         expected = [member.expected(sequence, draft) for sequence, draft in zip(sequences, drafts, strict=True)]
-        cost = self.economics.pace * member.price.draft_costs(1)[0]
+        cost = self.economics.pace * member.cost(self.economics)
         member.waited += 1
-        asked = [i for i, gain in enumerate(expected) if budgets[i] > 0 and gain > cost]
+        asked = [i for i, gain in enumerate(expected) if budgets[i] > 0 and gain > cost / self.economics.batch]
         if sum(expected[i] for i in asked) / self.economics.batch <= cost:
             asked = [i for i, budget in enumerate(budgets) if budget > 0] if member.waited > PATIENCE else []
         if not asked:
             return 0.0
-        member.waited, member.asked = 0, member.asked + 1
-        proposals = member.drafter.propose([sequences[i] for i in asked], [budgets[i] for i in asked])
+        proposals = member.propose([sequences[i] for i in asked], [budgets[i] for i in asked])
         for i, proposal in zip(asked, proposals, strict=True):
-            member.proposals[sequences[i]] = proposal
             cheap = self._alone(sequences[i], budgets[i]) if member.asked % COMPARED == 1 else None
             situation = _situation(sequences[i], drafts[i])
             drafts[i].join(ModelReader(member.drafter.name, proposal))
             if cheap is not None:
                 drafts[i].grow(self.economics.floors(min(budgets[i], self.max_nodes)))
                 member.gains.observe(situation, self._gain(cheap, drafts[i]))
-        return max(proposal.draft_cost for proposal in proposals)
+        return member.cost(self.economics)
 
     def _alone(self, sequence: Sequence, budget: int) -> Draft:
         """The draft of this pass without the member, for comparison."""

@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from specrun.decoder import Row
+from specrun.drafters.hybrid import Member
 from specrun.economics import Economics, PassCosts
 from tests.runtime.drafters.cheap import (
     FREE,
@@ -195,3 +196,17 @@ def test_anti_loses_no_tokens(engine, plain_answers):
     drafter = wrong_chain(plain_answers[0], 4, 32)
     (s,) = decode(engine, loop, drafter, PROMPTS[:1], max_tokens=LENGTH)
     assert s.output == plain_answers[0]
+
+
+def test_a_member_costs_what_asking_it_takes():
+    """A price that leaves out the host's part of drafting is corrected by the clock, in plain passes."""
+    economics = Economics(PassCosts(TWO_CORES))
+    member = Member(*[ModelDrafter({}, 1.0, 0.05)] * 2)
+    assert member.cost(economics) == 0.05
+    economics.costs.observe(1, 1, 0.010)
+    member.seconds = 0.004
+    assert member.cost(economics) == pytest.approx(0.4)
+    economics.start_pass(4)
+    assert member.cost(economics) == pytest.approx(0.4 / economics.costs(1, 4))
+    member.seconds = 0.0001
+    assert member.cost(economics) == 0.05
