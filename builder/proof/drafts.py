@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specrun.distribution import Distribution
 from specrun.draft_law import draft_law, draw_with_replacement, draw_without_replacement
 from specrun.proposal import Law, Proposal
 from specrun.random import Chance
@@ -127,8 +128,30 @@ class Drawn:
         growing.add(node, tokens)
 
 
+@dataclass(frozen=True)
+class Cautious(Drawn):
+    """Draws nothing further after a token that q thinks unlikely. The token itself stays: whether the next one is drawn
+    depends on what came before it alone.
+    """
+
+    def grow(
+        self,
+        growing: Growing,
+        node: int,
+        count: int,
+        model: Model,
+        history: History,
+        params: SamplingParams,
+        chance: Chance,
+    ) -> None:
+        if node and Distribution.of(growing.laws[growing.parents[node]]).at(growing.tokens[node]) < 0.3:
+            return
+        super().grow(growing, node, count, model, history, params, chance)
+
+
 WITH_REPLACEMENT = Drawn(draw_with_replacement)
 WITHOUT_REPLACEMENT = Drawn(draw_without_replacement)
+CAUTIOUS = Cautious(draw_with_replacement)
 
 
 @dataclass(frozen=True)

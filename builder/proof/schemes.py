@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specbuild.proof import broken
 from specbuild.proof.cases import CHAIN, DEEP, PENALTIES, PLAIN, UNEVEN, Case
-from specbuild.proof.drafts import WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Drafter, Fixed, Table
+from specbuild.proof.drafts import CAUTIOUS, WITH_REPLACEMENT, WITHOUT_REPLACEMENT, Drafter, Fixed, Table
 from specrun.draft_law import draw_with_replacement, draw_without_replacement
 from specrun.rules import (
     BlockVerification,
@@ -40,6 +40,8 @@ LOSSLESS = (
     Scheme("sample-and-match, drawn candidates", SampleAndMatch(), WITHOUT_REPLACEMENT),
     Scheme("chain-rejection", ChainRejection(), WITH_REPLACEMENT, chains=True),
     Scheme("block-verification", BlockVerification(), WITH_REPLACEMENT, chains=True),
+    Scheme("chain-rejection, ends after unlikely draws", ChainRejection(), CAUTIOUS, chains=True),
+    Scheme("block-verification, ends after unlikely draws", BlockVerification(), CAUTIOUS, chains=True),
     Scheme("tree-rejection-with-replacement", TreeRejectionWithReplacement(), WITH_REPLACEMENT),
     Scheme("tree-rejection-without-replacement", TreeRejectionWithoutReplacement(), WITHOUT_REPLACEMENT),
 )
