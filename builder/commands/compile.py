@@ -52,7 +52,7 @@ def compile_command(model: str, output: Path, as_json: bool, **options: Any) -> 
     begin = time.perf_counter()
     with Progress(*columns, console=console, transient=True) as progress:
         bundle = compile_bundle(model, output, progress=Bars(progress), **options)
-    for warning in reading_warnings(bundle):
+    for warning in (*bundle.manifest.model.details.get("notes", ()), *reading_warnings(bundle)):
         click.echo(click.style("Warning: ", fg="yellow", bold=True) + warning, err=True)
     if as_json:
         click.echo(json.dumps(summary(bundle), indent=1))

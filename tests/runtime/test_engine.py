@@ -165,9 +165,30 @@ def test_damaged_bundles(tiny_bundle, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(BundleError, match="is not a bundle"):
         specrun.load(tmp_path / "empty")
+    operators = copy("operators")
+    _rename_an_operator(operators)
+    with pytest.raises(BundleError, match=r"cannot load it .*NoSuchOp.*compiled with onnxruntime"):
+        specrun.load(operators)  # F07
     foreign = copy("foreign")
     manifest = json.loads((foreign / "bundle.json").read_text())
     manifest["engines"][0]["target"] = "abacus"
     (foreign / "bundle.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError, match="'abacus': unknown"):
         specrun.load(foreign)
+
+
+def _rename_an_operator(bundle):
+    """An engine with an operator that this ONNX Runtime does not know, with a manifest that vouches for it."""
+    import onnx
+
+    from specrun.bundle import sha256_of
+
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    name = manifest["engines"][0]["files"][0]
+    model = onnx.load(bundle / name, load_external_data=False)
+    model.graph.node[-1].op_type = "NoSuchOp"
+    onnx.save(model, bundle / name)
+    for record in manifest["files"]:
+        if record["path"] == name:
+            record |= {"sha256": sha256_of(bundle / name), "bytes": (bundle / name).stat().st_size}
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
