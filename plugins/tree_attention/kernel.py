@@ -68,6 +68,32 @@ def accumulate(
 
 
 @triton.jit
+def part_of(split, context, new_rows, window: tl.constexpr, splits: tl.constexpr, BLOCK: tl.constexpr):
+    """The first block that a window leaves, the committed blocks from it on, and this split's run of all blocks."""
+    first = 0
+    if window > 0:
+        first = tl.maximum(context - window + 1, 0) // BLOCK
+    old_blocks = tl.maximum(tl.cdiv(context, BLOCK) - first, 0)
+    blocks = old_blocks + tl.cdiv(new_rows, BLOCK)
+    part = tl.cdiv(blocks, splits)
+    begin = split * part
+    return first, old_blocks, begin, tl.minimum(begin + part, blocks)
+
+
+@triton.jit
+def store_part(state, partial_ptr, partial_lse_ptr, places, real, D: tl.constexpr, D_PAD: tl.constexpr):
+    """The part's softmax average and its natural log-sum-exp; of rows that saw nothing the latter only, as -inf."""
+    peak, total, average = state
+    width = tl.arange(0, D_PAD)
+    filled = total > 0
+    divisor = tl.where(filled, total, 1.0)
+    lse = tl.where(filled, (peak + tl.log2(divisor)) * LN_2, float("-inf"))
+    tl.store(partial_lse_ptr + places, lse, mask=real)
+    mask = (real & filled)[:, None] & (width < D)[None, :]
+    tl.store(partial_ptr + places[:, None] * D + width[None, :], average / divisor[:, None], mask=mask)
+
+
+@triton.jit
 def tree_attention_split_kernel(
     query_ptr,
     key_cache_ptr,
@@ -109,14 +135,7 @@ def tree_attention_split_kernel(
     length = tl.load(context_lengths_ptr + lane)
     context = tl.minimum(tl.maximum(length, 0), S).to(tl.int32)
     new_rows = tl.where(length < 0, 0, tl.minimum(T, S - context)).to(tl.int32)
-    first = 0
-    if window > 0:
-        first = tl.maximum(context - window + 1, 0) // BLOCK
-    old_blocks = tl.maximum(tl.cdiv(context, BLOCK) - first, 0)
-    blocks = old_blocks + tl.cdiv(new_rows, BLOCK)
-    part = tl.cdiv(blocks, splits)
-    begin = split * part
-    end = tl.minimum(begin + part, blocks)
+    first, old_blocks, begin, end = part_of(split, context, new_rows, window, splits, BLOCK)
 
     cache_head = (lane * H_kv + kv_head) * S * D
     key_ptr = key_cache_ptr + cache_head
@@ -150,13 +169,7 @@ def tree_attention_split_kernel(
             D, D_PAD,
         )  # fmt: skip
 
-    filled = total > 0
-    divisor = tl.where(filled, total, 1.0)
-    lse = tl.where(filled, (peak + tl.log2(divisor)) * LN_2, float("-inf"))
-    out_rows = query_rows * splits + split
-    tl.store(partial_lse_ptr + out_rows, lse, mask=real)
-    out_mask = (real & filled)[:, None] & (width < D)[None, :]
-    tl.store(partial_ptr + out_rows[:, None] * D + width[None, :], average / divisor[:, None], mask=out_mask)
+    store_part((peak, total, average), partial_ptr, partial_lse_ptr, query_rows * splits + split, real, D, D_PAD)
 
 
 @triton.jit
