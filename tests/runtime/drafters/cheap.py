@@ -5,9 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from scipy.stats import chisquare
 
 from specbuild.drafters.ngram import count_ngrams
+from specrun.decoder import Row
 from specrun.drafters.hybrid import Hybrid, Member
+from specrun.drafters.lookahead import Lookahead, PoolSource
 from specrun.drafters.ngram_table import Ngram, NgramSource, NgramTable
 from specrun.drafters.prompt_lookup import PromptLookup, newest
 from specrun.drafters.suffix import OwnText, Suffix, suffix_sources
@@ -74,6 +77,20 @@ def hybrid(economics: Economics, texts, model=None) -> Hybrid:
     return made
 
 
+def lookahead(economics: Economics, window=3, level=3, guesses=3, capacity=16) -> Lookahead:
+    return Lookahead(
+        "lookahead",
+        economics.of("lookahead"),
+        EOS,
+        [PoolSource("lookahead", level, guesses)],
+        max_nodes=guesses * (level - 1),
+        width=guesses,
+        window=window,
+        level=level,
+        capacity=capacity,
+    )
+
+
 def loop_of(engine: TinyEngine, costs=None):
     """A loop whose cost curve is ``costs``."""
     loop = engine.loop()
@@ -101,3 +118,37 @@ def recorded(drafter) -> list[Proposal]:
 
 def answers(engine, prompts, **params):
     return [plain(engine, prompt, **params).output for prompt in prompts]
+
+
+LAW_PROMPT = [1, 2, 4, 1, 2, 0, 1, 2, 4, 1, 2]
+
+
+def sampled_law(engine: TinyEngine, loop, drafter, draws: int = 960) -> tuple[float, int]:
+    """(p-value of chi-square between the first three sampled tokens and their exact joint law, tokens accepted)."""
+    size = engine.vocab
+    joint = np.zeros((size, size, size))
+    first = law(engine, LAW_PROMPT)
+    for a in range(size):
+        second = law(engine, [*LAW_PROMPT, a])
+        for b in range(size):
+            joint[a, b] = first[a] * second[b] * law(engine, [*LAW_PROMPT, a, b])
+    counts, accepted = np.zeros_like(joint), 0
+    for start in range(0, draws, 8):
+        params = {"max_tokens": 5, "temperature": 1.0}
+        batch = [sequence(engine, LAW_PROMPT, drafter, seed=start + i, **params) for i in range(8)]
+        for s in finish(loop, *batch):
+            counts[tuple(s.output[:3])] += 1
+            accepted += s.stats.accepted
+    expected = joint.ravel() * counts.sum()
+    rare = expected < 5
+    observed = np.append(counts.ravel()[~rare], counts.ravel()[rare].sum())
+    return float(chisquare(observed, np.append(expected[~rare], expected[rare].sum())).pvalue), accepted
+
+
+def law(engine: TinyEngine, tokens: list[int]) -> np.ndarray:
+    """Softmax of the target's logits after ``tokens``."""
+    decoder = engine.decoder()
+    lane = decoder.cache.acquire()
+    row = decoder.run([Row.of_chunk(lane, np.array(tokens), logits=True)]).logits[0][0, : engine.vocab]
+    p = np.exp(row.astype(np.float64) - row.max())
+    return p / p.sum()

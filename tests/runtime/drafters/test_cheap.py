@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import chisquare
 
-from specrun.decoder import Row
 from specrun.drafters.hybrid import Member
 from specrun.economics import Economics, PassCosts
 from tests.runtime.drafters.cheap import (
     FREE,
+    LAW_PROMPT,
     PROMPTS,
     TWO_CORES,
     ModelDrafter,
     answers,
     decode,
     hybrid,
+    lookahead,
     lookup,
     loop_of,
     ngram,
     recorded,
+    sampled_law,
     suffix,
 )
 from tests.runtime.scripted import wrong_chain
-from tests.runtime.test_loop import finish, sequence
+from tests.runtime.test_loop import sequence
 from tests.runtime.tiny_engine import TinyEngine
 from tools.simulate_drafters import Stream, replay
 
@@ -84,42 +85,24 @@ def test_free_rows_make_trees_and_dear_rows_make_short_drafts(engine):
     assert sizes["free"] > 2 * sizes["dear"] and branched["free"]
 
 
-@pytest.mark.parametrize("kind", ["suffix", "hybrid-model"])
+def small_drafter(kind, economics):
+    if kind == "lookahead":
+        return lookahead(economics)
+    if kind == "suffix":
+        return suffix(economics)
+    model = ModelDrafter({tuple(LAW_PROMPT): [4, 1, 2]}, 0.8, 0.01)
+    return hybrid(economics, [LAW_PROMPT * 2] * 3, model)
+
+
+@pytest.mark.parametrize("kind", ["suffix", "hybrid-model", "lookahead"])
 def test_sampled_tokens_follow_the_targets_law(kind):
     """Three tokens after a prompt, 960 draws through the real loop, against the exact joint law."""
     engine = TinyEngine(vocab=5, hidden=8, layers=1, heads=2, kv_heads=1, sharpness=1.2, seed=4)
-    prompt = [1, 2, 4, 1, 2, 0, 1, 2, 4, 1, 2]
-    joint = np.zeros((5, 5, 5))
-    first = law(engine, prompt)
-    for a in range(5):
-        second = law(engine, [*prompt, a])
-        for b in range(5):
-            joint[a, b] = first[a] * second[b] * law(engine, [*prompt, a, b])
     loop = loop_of(engine, FREE)
-    model = ModelDrafter({tuple(prompt): [4, 1, 2]}, 0.8, 0.01)
-    drafter = hybrid(loop.economics, [prompt * 2] * 3, model) if kind != "suffix" else suffix(loop.economics)
-    counts, accepted = np.zeros((5, 5, 5)), 0
-    for start in range(0, 960, 8):
-        batch = [sequence(engine, prompt, drafter, max_tokens=5, temperature=1.0, seed=start + i) for i in range(8)]
-        for s in finish(loop, *batch):
-            counts[tuple(s.output[:3])] += 1
-            accepted += s.stats.accepted
+    drafter = small_drafter(kind, loop.economics)
+    pvalue, accepted = sampled_law(engine, loop, drafter)
     assert accepted > 300
-    expected = joint.ravel() * counts.sum()
-    rare = expected < 5
-    observed = np.append(counts.ravel()[~rare], counts.ravel()[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    assert chisquare(observed, expected).pvalue > 1e-3
-
-
-def law(engine, tokens):
-    """Softmax of the target's logits after ``tokens``."""
-    decoder = engine.decoder()
-    lane = decoder.cache.acquire()
-    logits = decoder.run([Row.of_chunk(lane, np.array(tokens), logits=True)]).logits[0]
-    row = logits[0, : engine.vocab].astype(np.float64)
-    p = np.exp(row - row.max())
-    return p / p.sum()
+    assert pvalue > 1e-3
 
 
 def test_repetition_is_accepted_to_the_end():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from specrun.decoder import Row
-from specrun.drafters.lookahead import Lookahead, Pool, PoolSource, Window
+from specrun.drafters.lookahead import Pool, Window
 from specrun.economics import Economics, PassCosts
 from specrun.proposal import Proposal
-from tests.runtime.drafters.cheap import EOS, FREE, PROMPTS, TWO_CORES, answers, decode, loop_of, recorded
+from tests.runtime.drafters.cheap import FREE, PROMPTS, TWO_CORES, answers, decode, lookahead, loop_of, recorded
 from tests.runtime.tiny_engine import TinyEngine
 
 LENGTH = 120
@@ -18,20 +18,6 @@ LENGTH = 120
 @pytest.fixture(scope="module")
 def engine():
     return TinyEngine()
-
-
-def lookahead(economics, window=3, level=3, guesses=3, capacity=16):
-    return Lookahead(
-        "lookahead",
-        economics.of("lookahead"),
-        EOS,
-        [PoolSource("lookahead", level, guesses)],
-        max_nodes=guesses * (level - 1),
-        width=guesses,
-        window=window,
-        level=level,
-        capacity=capacity,
-    )
 
 
 @pytest.mark.parametrize("batch", [1, 4])
