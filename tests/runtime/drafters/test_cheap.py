@@ -7,6 +7,7 @@ import pytest
 
 from specrun.drafters.hybrid import Member
 from specrun.economics import Economics, PassCosts
+from specrun.proposal import Commit, Proposal, Verdict
 from tests.runtime.drafters.cheap import (
     FREE,
     LAW_PROMPT,
@@ -172,6 +173,17 @@ def test_members_see_their_own_verdict(engine, plain_answers):
             commit.proposal.tokens[commit.verdict.path].tolist() == commit.tokens[: len(commit.verdict.path)].tolist()
         )
         assert commit.verdict.accepted == min(commit.proposal.drafted, len(commit.verdict.tokens) - 1)
+
+
+def test_a_members_path_ends_before_the_next_token(engine):
+    """The last emitted token is pending, in no cache, even where the member had drafted it."""
+    member = Member(*[ModelDrafter({}, 1.0, 0.05)] * 2)
+    s = sequence(engine, [7], member.drafter)
+    member.proposals[s] = Proposal.chain(7, [4, 5, 6])
+    verified = Commit(0, np.array([7, 4]), 5, None, Proposal.chain(7, [4]), Verdict([0, 1], 5, [4, 5]))
+    seen = member.commit(s, verified)
+    assert seen.verdict.path == [0, 1] and seen.proposal.drafted == 3 and seen.tokens is verified.tokens
+    assert member.commit(s, verified).proposal is None, "it was not asked in this pass"
 
 
 def test_anti_loses_no_tokens(engine, plain_answers):
