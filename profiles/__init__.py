@@ -109,8 +109,8 @@ def _read(name: str, kind: str, cls: type) -> dict[str, Any]:
     if name not in names(kind):
         raise ProfileError(f"Profile {name!r}: not among the {kind} profiles. Choose one of {', '.join(names(kind))}.")
     path = ROOM / kind / f"{name}.json"
-    data = json.loads(path.read_text(encoding="utf-8"))
-    expected = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    expected = {f.name for f in fields(cls)}
     if set(data) != expected:
         raise ProfileError(f"{path}: fields {sorted(set(data) ^ expected)} are missing or unknown.")
     return data

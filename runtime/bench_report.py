@@ -136,6 +136,8 @@ def _overall(rows: Sequence[Row]) -> list[Row]:
 
 
 def _draw_depths(axes: Axes, rows: Sequence[Row]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for row in _overall(rows):
         points = [(i, rate) for i, rate in enumerate(row.acceptance_by_depth, start=1) if rate is not None]
         if points:
@@ -143,7 +145,7 @@ def _draw_depths(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set(
         title="Acceptance by depth", xlabel="depth of the draft", ylabel="accepted, given all above", ylim=(0, 1.05)
     )
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axes.has_data():
         axes.legend()
 

@@ -84,7 +84,7 @@ class PassOutput:
 
 
 class Decoder:
-    """Runs passes of one engine. Captured steps are pooled by (first slot, B, N, M, T), die with the cache's buffers."""
+    """Runs passes of one engine. Captured steps are pooled by (first slot, B, N, M, T) and die with the buffers."""
 
     def __init__(self, record: EngineRecord, session: Session, device: Device, cache: KVCache) -> None:
         self.record, self.cache = record, cache

@@ -53,8 +53,9 @@ def test_plain_tokens_are_the_references(demo_gguf, engine, prompts, plain):
 def transformers_model(demo_gguf):
     """transformers' Llama with the checkpoint's tensors (they are compared with the gguf package's elsewhere)."""
     import torch
-    from specbuild.checkpoint import open_checkpoint
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from specbuild.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(demo_gguf)
     c = checkpoint.config

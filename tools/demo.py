@@ -45,8 +45,9 @@ def demo(bundle: Path, quantize: str | None, limit: int, rounds: int, max_tokens
 
 
 def shipped_drafters() -> list[str]:
-    """``KIND=FOLDER`` of the demo model's drafters in profiles/drafters, the EAGLE-3 head first: hybrids take that one."""
-    folders = sorted((profiles.ROOM / "drafters").glob("smollm2-*/"), key=lambda f: (f.name != "smollm2-eagle3", f.name))
+    """``KIND=FOLDER`` of the demo model's drafters in profiles/drafters; hybrids take the first head, EAGLE-3's."""
+    folders = (profiles.ROOM / "drafters").glob("smollm2-*/")
+    folders = sorted(folders, key=lambda folder: (folder.name != "smollm2-eagle3", folder.name))
     kinds = {folder.name.removeprefix("smollm2-"): folder for folder in folders}
     return [f"{kind}={folder}" for kind, folder in kinds.items() if kind in KINDS]
 

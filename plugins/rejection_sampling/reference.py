@@ -36,12 +36,16 @@ def sample_rows(capacity: int = 4096, **inputs: np.ndarray) -> Arrays:
         for n in range(nodes):
             lists = (inputs[name][b, n] for name in ("adjust_tokens", "adjust_counts", "adjust_bias"))
             adjusted[b, n] = adjust(adjusted[b, n], inputs["penalties"][b], *lists)
-            settings = (inputs[name][b] for name in ("temperature", "top_k", "top_p", "min_p"))
-            drawn[b, n], statistics[b, n] = sample_row(adjusted[b, n], *settings, inputs["uniforms"][b, n])
+            temperature, top_k, top_p, min_p = (inputs[name][b] for name in ("temperature", "top_k", "top_p", "min_p"))
+            drawn[b, n], statistics[b, n] = sample_row(
+                adjusted[b, n], temperature, top_k, top_p, min_p, inputs["uniforms"][b, n]
+            )
     return {"adjusted": adjusted, "drawn": drawn, "statistics": statistics}
 
 
-def adjust(row: np.ndarray, penalties: np.ndarray, tokens: np.ndarray, counts: np.ndarray, bias: np.ndarray):
+def adjust(
+    row: np.ndarray, penalties: np.ndarray, tokens: np.ndarray, counts: np.ndarray, bias: np.ndarray
+) -> np.ndarray:
     """One row [V] after penalties and bias; ``tokens`` [A] are distinct, -1 pads."""
     out = row.astype(np.float32)
     repetition, frequency, presence = penalties
@@ -116,7 +120,8 @@ class Sequence:
         self.size = int(self.arrays["nodes"])
 
     def __getattr__(self, name: str) -> np.ndarray:
-        return self.arrays[name]
+        array: np.ndarray = self.arrays[name]
+        return array
 
     def children(self, node: int) -> list[int]:
         return [n for n in range(node + 1, self.size) if self.parents[n] == node]
@@ -126,11 +131,12 @@ class Sequence:
         best, scale, floor, total, _ = self.statistics[node].astype(np.float64)
         logits = self.logits[node].astype(np.float64)
         with np.errstate(under="ignore"):
-            return np.where(logits >= floor, np.exp((logits - best) * scale), 0) / total
+            law: np.ndarray = np.where(logits >= floor, np.exp((logits - best) * scale), 0) / total
+        return law
 
     def draft(self, node: int) -> np.ndarray:
         """q at a node, float64 [V]."""
-        probs = self.draft_probs[node].astype(np.float64)
+        probs: np.ndarray = self.draft_probs[node].astype(np.float64)
         if "draft_tokens" not in self.arrays:
             return probs
         law = np.zeros(self.logits.shape[-1])

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 from specrun.bundle import DrafterRecord
 from specrun.drafters import DraftContext
-from specrun.drafters.sources import Guess, SourceDrafter, bucket
+from specrun.drafters.sources import Guess, Source, SourceDrafter, bucket
 from specrun.drafters.suffix import LONGEST, Occurrence, OwnText, likelihood
 
 
@@ -22,7 +22,7 @@ class PromptLookup(SourceDrafter):
         def rank(tokens: Seq[int], occurrences: Seq[Occurrence]) -> list[Guess]:
             return newest(record.name, shortest, longest, tokens, occurrences)
 
-        sources = [OwnText(rank)]
+        sources: list[Source] = [OwnText(rank)]
         return PromptLookup(
             record.name, context.economics, context.eos_token_ids, sources, options["max_length"], width=1
         )

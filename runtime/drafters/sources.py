@@ -51,8 +51,6 @@ class Reader(Protocol):
 
 
 class Source(Protocol):
-    name: str
-
     def read(self, tokens: Seq[int]) -> Reader:
         """Starts on a sequence whose prompt is ``tokens``."""
 

@@ -92,7 +92,7 @@ def test_the_law_of_the_next_two_tokens(settings, drafted):
 
 
 def test_the_replacement_comes_from_the_row_of_the_rejection():
-    """B06: after 0 comes 1 or 2; only 3 follows 1, only 4 follows 2, only 0 follows those. Drafts say 1, 3, 0 always."""
+    """B06: after 0 comes 1 or 2; only 3 follows 1, 4 follows 2, 0 follows those. Drafts say 1, 3, 0 always."""
     logits = np.full((5, 5), -np.inf)
     logits[0, [1, 2]] = 0
     logits[1, 3] = logits[2, 4] = logits[3, 0] = logits[4, 0] = 0
