@@ -83,7 +83,7 @@ def test_drafts_leave_the_tokens_alone(engine, prompts, plain, shape):
         drafters = [make(answer, i) for i, answer in enumerate(plain)]
     results = engine.generate_batch(prompts, params, drafter=drafters)
     accepted = sum(g.stats.accepted for g in results)
-    assert accepted > 500
+    assert accepted > (100 if shape == "prompt-lookup" else 1000)  # lookups are gated; scripted drafts are often right
     for prompt, result, expected in zip(prompts, results, plain, strict=True):
         if result.token_ids != expected:
             _tie_or_fail(engine, prompt, result.token_ids, expected)

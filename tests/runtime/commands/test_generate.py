@@ -25,9 +25,13 @@ def invoke(*arguments: object, stdin: bytes | None = None) -> Result:
 
 
 def start(*arguments: object, **options) -> subprocess.Popen:
-    """The command in a process of its own."""
+    """The command in a process of its own. It listens to Ctrl-C even where the tests run in a shell's background."""
     command = [sys.executable, "-c", "from specrun.cli import main; main()", "generate", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
