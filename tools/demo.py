@@ -18,6 +18,7 @@ from specrun import profiles
 from specrun.errors import UserError
 from tools import demo_model
 
+GROUPS = ("mt-bench", "summarization", "qa", "no-copy", "copy")  # of the built-in prompts, for the comparison
 PROMPT = "Explain in two sentences why the sky is blue."
 
 
@@ -25,8 +26,8 @@ PROMPT = "Explain in two sentences why the sky is blue."
 @click.option("--bundle", type=click.Path(path_type=Path), default=Path("demo.bundle"), show_default=True)
 @click.option("--quantize", type=click.Choice(["int4", "int8"]), help="Compile with blocked integer weights.")
 @click.option("--limit", type=int, default=1, show_default=True, help="Prompts of each group in the comparison.")
-@click.option("--rounds", type=int, default=3, show_default=True, help="Rounds of the comparison.")
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Tokens a turn in the comparison.")
+@click.option("--rounds", type=int, default=2, show_default=True, help="Rounds of the comparison.")
+@click.option("--max-tokens", type=int, default=64, show_default=True, help="Tokens a turn in the comparison.")
 def demo(bundle: Path, quantize: str | None, limit: int, rounds: int, max_tokens: int) -> None:
     """Fetch, compile, decode, compare. Every step but the first is a command that you could type."""
     begin = time.perf_counter()
@@ -40,7 +41,8 @@ def demo(bundle: Path, quantize: str | None, limit: int, rounds: int, max_tokens
     _run("specbuild", "compile", str(model), *drafters, *numerics, "-o", str(bundle))
     _run("specrun", "generate", str(bundle), "-p", PROMPT, "--max-tokens", "96", "--stats")
     sizes = ("--limit", str(limit), "--rounds", str(rounds), "--max-tokens", str(max_tokens))
-    _run("specrun", "bench", str(bundle), *sizes)
+    groups = [word for group in GROUPS for word in ("--group", group)]
+    _run("specrun", "bench", str(bundle), *groups, *sizes)
     click.echo(f"Done in {time.perf_counter() - begin:.0f} s. Next: specrun chat {bundle}")
 
 
