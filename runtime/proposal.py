@@ -29,6 +29,7 @@ class SparseLaw:
 
 
 Law = DenseLaw | SparseLaw
+ROOT = DraftTree.chain(0)  # shared by all empty proposals: its depths and mask are derived once
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Proposal:
     @staticmethod
     def empty(pending: int) -> Proposal:
         """No draft: the plain decode step."""
-        return Proposal(np.array([pending], dtype=np.int64), DraftTree.chain(0))
+        return Proposal(np.array([pending], dtype=np.int64), ROOT)
 
     @staticmethod
     def chain(pending: int, drafted: list[int] | IntArray, source: str = "") -> Proposal:

@@ -28,6 +28,8 @@ def open_session(bundle: Bundle, record: EngineRecord, device: Device, threads: 
     options.intra_op_num_threads = threads or usable_cores()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    # A drafter's idle threads must not spin while the target runs: measured, that doubled the time of both.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     path = bundle.file(record.files[0])
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -65,10 +67,9 @@ class BoundOrt:
 
     def __init__(self, session: ort.InferenceSession, binding: Any, arrays: tuple[Array, ...]) -> None:
         self._session, self._binding, self._arrays = session, binding, arrays
-        self._options = ort.RunOptions()
 
     def enqueue(self) -> None:
-        self._session.run_with_iobinding(self._binding, self._options)
+        self._session.run_with_iobinding(self._binding)
 
 
 def _element(array: Array) -> Any:
