@@ -190,6 +190,7 @@ def _same(expected: list[int], found: list[int]) -> int:
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--model", type=click.Path(path_type=Path, exists=True), help="The checkpoint, for transformers.")
+@click.option("--drafter", "drafters", multiple=True, help="Own drafters to set beside plain; repeatable. [default: all]")
 @click.option("--group", default="copy", show_default=True, help="The first built-in prompt of this group.")
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
@@ -198,6 +199,7 @@ def _same(expected: list[int], found: list[int]) -> int:
 def main(
     bundle: Path,
     model: Path | None,
+    drafters: tuple[str, ...],
     group: str,
     max_tokens: int,
     rounds: int,
@@ -206,7 +208,7 @@ def main(
 ) -> None:
     """Compare BUNDLE's plain decoding with peers."""
     try:
-        rows = _compare(bundle, model, group, max_tokens, rounds, lookup)
+        rows = _compare(bundle, model, drafters, group, max_tokens, rounds, lookup)
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
     table = Table(
@@ -221,7 +223,13 @@ def main(
 
 
 def _compare(
-    path: Path, model: Path | None, group: str, count: int, rounds: int, lookup: int | None
+    path: Path,
+    model: Path | None,
+    drafters: tuple[str, ...],
+    group: str,
+    count: int,
+    rounds: int,
+    lookup: int | None,
 ) -> list[dict[str, Any]]:
     threads = usable_cores()
     engine = specrun.load(path, threads=threads)
@@ -232,7 +240,7 @@ def _compare(
     text = engine.text.chat(messages) if task.chat else task.turns[0]
     prompt = engine.text.encode(text, special=not task.chat)
     contenders = {"own plain": own(engine, "none"), "bare ONNX Runtime loop": BareLoop(engine.bundle, threads)}
-    contenders |= {f"own {name}": own(engine, name) for name in engine.drafters if name != "none"}
+    contenders |= {f"own {name}": own(engine, name) for name in drafters or engine.drafters if name != "none"}
     if model is not None:
         contenders["transformers"] = transformers(model, threads)
         if lookup is not None:
