@@ -190,7 +190,7 @@ def _same(expected: list[int], found: list[int]) -> int:
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--model", type=click.Path(path_type=Path, exists=True), help="The checkpoint, for transformers.")
-@click.option("--drafter", "drafters", multiple=True, help="Own drafters to set beside plain; repeatable. [default: all]")
+@click.option("--drafter", "drafters", multiple=True, help="Of the bundle, beside plain; repeatable. [default: all]")
 @click.option("--group", default="copy", show_default=True, help="The first built-in prompt of this group.")
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
