@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from specrun.backends.huge_pages import huge_pages
 from specrun.bundle import Bundle, EngineRecord
 from specrun.device import Device
 from specrun.device.host import HostDevice
@@ -32,7 +33,8 @@ def open_session(bundle: Bundle, record: EngineRecord, device: Device, threads: 
     options.add_session_config_entry("session.force_spinning_stop", "1")
     path = bundle.file(record.files[0])
     try:
-        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        with huge_pages():
+            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own types, none of them public
         first = str(error).splitlines()[0]
         raise BundleError(
