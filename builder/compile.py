@@ -33,6 +33,7 @@ def compile_bundle(
     drafters: Sequence[str] = (),
     target: str = "cpu",
     quantize: str | None = None,
+    quantize_drafters: str | None = None,
     max_length: int | None = None,
     max_batch: int = 8,
     profile: str | None = None,
@@ -42,7 +43,8 @@ def compile_bundle(
     """Compiles ``model`` (a directory, a hub id or a .gguf file) into the bundle directory ``output``.
 
     ``drafters``: ``KIND[=SOURCE][,option=value...]`` each. ``target``: ``cpu``, ``tensorrt-rtx[:sm89[,sm120]]`` or
-    ``tensorrt``. ``quantize``: ``int4`` or ``int8``. ``max_length``: tokens a sequence may use, prompt included (the
+    ``tensorrt``. ``quantize``: ``int4`` or ``int8``. ``quantize_drafters``: the same or ``none``, for what
+    only drafts (by default ``int8`` on the cpu target). ``max_length``: tokens a sequence may use, prompt included (the
     model's own by default). ``max_batch``: sequences a pass may carry. ``profile``: a shape profile by name.
     ``doctor``: score the drafters' readings on a little text (cpu target), see ``specbuild.doctor.watch``.
 
@@ -57,7 +59,7 @@ def compile_bundle(
         length = _length(checkpoint, max_length, target, shapes)
         context = CompileContext(
             checkpoint=checkpoint,
-            target=open_target(target, quantize, checkpoint.config.dtype, length),
+            target=open_target(target, quantize, checkpoint.config.dtype, length, quantize_drafters),
             limits=limits,
             max_length=length,
             taps=(),
@@ -111,7 +113,7 @@ def _compile_target(context: CompileContext) -> None:
     checkpoint = context.checkpoint
     sample = tuple(checkpoint.tokenizer.tokenizer.encode(SAMPLE).ids)
     spec = DecoderSpec("target", checkpoint.config, checkpoint.tensors, context.max_positions, context.taps, sample)
-    context.compile(spec.describe())
+    context.compile_target(spec.describe())
 
 
 def _compile_drafter(plan: DrafterPlan, context: CompileContext) -> DrafterRecord:

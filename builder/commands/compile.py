@@ -30,6 +30,11 @@ class Bars:
 @click.option("--drafter", "drafters", multiple=True, metavar="KIND[=SOURCE]", help="A drafter to include; repeatable.")
 @click.option("--target", default="cpu", show_default=True, help="cpu, tensorrt-rtx[:sm89,sm120] or tensorrt.")
 @click.option("--quantize", type=click.Choice(["int4", "int8"]), help="Weights in blocks of 32, 4 or 8 bits each.")
+@click.option(
+    "--quantize-drafters",
+    type=click.Choice(["int4", "int8", "none"]),
+    help="The same for what only drafts: cheaper, and never changes a token. [int8 for cpu, none elsewhere]",
+)
 @click.option("--max-length", type=int, help="Tokens a sequence may use, prompt included. [model's own]")
 @click.option("--max-batch", type=int, default=8, show_default=True, help="Sequences a pass may carry.")
 @click.option("--profile", help="Shape profile by name. [default]")

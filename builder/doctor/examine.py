@@ -87,7 +87,7 @@ def context_of(
     length = min(checkpoint.config.max_position, LONGEST)
     return CompileContext(
         checkpoint=checkpoint,
-        target=open_target("cpu", quantize, checkpoint.config.dtype, length),
+        target=open_target("cpu", quantize, checkpoint.config.dtype, length, quantize or "none"),
         limits=Limits(1, shapes.max_nodes, shapes.prefill_chunk),
         max_length=length,
         taps=(),

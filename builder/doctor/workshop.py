@@ -53,8 +53,8 @@ class Once:
         return self.target.name
 
     @property
-    def default_length(self) -> int | None:
-        return None
+    def drafting(self) -> Target:
+        return self
 
     def compile(self, engine: EngineDescription, directory: Path, limits: Limits, progress: Progress) -> EngineRecord:
         place = (self.key, engine.name)
@@ -93,7 +93,7 @@ class Workshop:
     def drafting(self, plan: DrafterPlan, key: Hashable) -> Drafting:
         """The drafter of ``plan``. Plans whose engines are the same have the same ``key``."""
         values: dict[str, Any] = vars(self.context) | {
-            "target": Once(self.context.target, self._made, key),
+            "target": Once(self.context.target.drafting, self._made, key),
             "engines": [],
             "progress": Silent(),
         }

@@ -107,6 +107,24 @@ class Blocked(Dense):
         return codes, g.weight((weight, bits, "scales"), f"{name}.scales", shape[:2], memory.scales)
 
 
+class DraftWeights:
+    """A drafter's numerics: products in blocks of ``bits`` bits, embedding rows as the target stores them.
+
+    A draft need not be exact, only cheap: whatever it proposes, the target decides. So its passes may be of one row,
+    and its LM head, most of what a drafter of one layer reads, is a quarter or an eighth of the target's.
+    """
+
+    dtype = ir.DataType.FLOAT
+    min_rows = 1
+
+    def __init__(self, target: Numerics, bits: int) -> None:
+        self.name = f"int{bits}"
+        self._blocks = Blocked(bits)
+        self.linear = self._blocks.linear
+        self.head = self._blocks.head
+        self.embedding = target.embedding
+
+
 class _OneQuantization:
     """Quantizes a weight when its codes are written and keeps the scales for the moment right after."""
 

@@ -13,10 +13,13 @@ from specrun.errors import CompileError
 
 
 class Target(Protocol):
-    """``name`` goes into the manifest. ``default_length``: longest context compiled for when the user names none."""
+    """``name`` goes into the manifest. ``drafting``: the target for engines that only draft, often itself: theirs need
+    not be as exact."""
 
     name: str
-    default_length: int | None
+
+    @property
+    def drafting(self) -> Target: ...
 
     def compile(self, engine: EngineDescription, directory: Path, limits: Limits, progress: Progress) -> EngineRecord:
         """Writes the engine's files into ``directory``. Raises CompileError."""
@@ -36,15 +39,18 @@ def default_shapes(name: str) -> str:
     return _SHAPES.get(name.partition(":")[0], "default")
 
 
-def open_target(name: str, quantize: str | None, dtype: str, max_length: int) -> Target:
+def open_target(
+    name: str, quantize: str | None, dtype: str, max_length: int, quantize_drafters: str | None = None
+) -> Target:
     """The target ``name`` ("cpu", "tensorrt-rtx:sm89,sm120", ...).
 
-    ``quantize``: None, "int4" or "int8". ``dtype``: the checkpoint's ("float32", "float16", "bfloat16").
-    ``max_length``: tokens a sequence may use. Raises CompileError.
+    ``quantize``: None, "int4" or "int8". ``quantize_drafters``: those or "none"; None is the target's default.
+    ``dtype``: the checkpoint's ("float32", "float16", "bfloat16"). ``max_length``: tokens a sequence may use. Raises CompileError.
     """
     kind, _, variants = name.partition(":")
     if kind not in _MODULES:
         raise CompileError(f"Target {name!r}: unknown. Choose one of {', '.join(_MODULES)}.")
     module = importlib.import_module(_MODULES[kind])
-    target: Target = module.open_target(tuple(v for v in variants.split(",") if v), quantize, dtype, max_length)
+    parts = tuple(v for v in variants.split(",") if v)
+    target: Target = module.open_target(parts, quantize, dtype, max_length, quantize_drafters)
     return target

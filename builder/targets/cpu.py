@@ -11,16 +11,19 @@ from specbuild.model.blocks import Blocks, EngineDescription
 from specbuild.model.graph import GraphBuilder
 from specbuild.model.lowering_opset23 import Opset23Lowering
 from specbuild.model.lowering_portable import PortableLowering
-from specbuild.model.numerics import Blocked, Dense, Numerics
+from specbuild.model.numerics import Blocked, Dense, DraftWeights, Numerics
 from specbuild.progress import Progress
 from specbuild.targets.onnx_files import WeightStore, save_model, weight_bytes
 from specrun.bundle import CacheShape, EngineRecord, Limits
 from specrun.errors import CompileError
 
+DRAFT_BITS = 8  # measured on the demo model: as fast as 4, and it accepts more
 OPSET_24 = (1, 24)  # the first ONNX Runtime that opens it
 
 
-def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int) -> CpuTarget:
+def open_target(
+    variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int, quantize_drafters: str | None = None
+) -> CpuTarget:
     if variants:
         raise CompileError(f"Target cpu: found variant {variants[0]!r}; one engine serves every CPU. Say just `cpu`.")
     numerics: dict[str | None, Numerics] = {
@@ -33,18 +36,29 @@ def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max
         raise CompileError(
             f"Quantization {quantize!r}: unknown for target cpu. Choose one of {known}, or leave it out."
         )
-    return CpuTarget(numerics[quantize])
+    target = numerics[quantize]
+    choices: dict[str | None, Numerics] = {
+        None: DraftWeights(target, DRAFT_BITS),
+        "none": target,
+        "int4": DraftWeights(target, 4),
+        "int8": DraftWeights(target, 8),
+    }
+    if quantize_drafters not in choices:
+        known = ", ".join(str(name) for name in choices if name)
+        raise CompileError(f"Drafters' quantization {quantize_drafters!r}: unknown. Choose one of {known}.")
+    return CpuTarget(target, choices[quantize_drafters])
 
 
 class CpuTarget:
-    """``numerics`` says how weights are stored and multiplied. Engines of one bundle share the weights they have in
-    common: the target compiles into one directory only."""
+    """``numerics`` says how weights are stored and multiplied, ``drafters`` the same for engines that only draft (None:
+    alike). Engines of one bundle share the weights they have in common: the target compiles into one directory only."""
 
     name = "cpu"
 
-    def __init__(self, numerics: Numerics) -> None:
+    def __init__(self, numerics: Numerics, drafters: Numerics | None = None, store: WeightStore | None = None) -> None:
         self.numerics = numerics
-        self._store = WeightStore()
+        self._store = store or WeightStore()
+        self.drafting = CpuTarget(drafters, store=self._store) if drafters else self
 
     def compile(self, engine: EngineDescription, directory: Path, limits: Limits, progress: Progress) -> EngineRecord:
         lowering = _lowering(ort.__version__)

@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from specbuild.model.lowering_plugin import PluginLowering
-from specbuild.targets.tensorrt_family import TensorRTTarget, precision_of
+from specbuild.targets.tensorrt_family import TensorRTTarget, precision_of, refuse_quantization
 from specrun.errors import CompileError
 
 
-def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int) -> TensorRTTarget:
+def open_target(
+    variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int, quantize_drafters: str | None = None
+) -> TensorRTTarget:
     try:
         import tensorrt as trt
     except ImportError:
@@ -21,8 +23,7 @@ def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max
             "GPU run `pip install 'specbuild[tensorrt]'` (it fetches its libraries from NVIDIA's own package index), "
             "or choose --target tensorrt-rtx, which builds anywhere."
         ) from None
-    if quantize is not None:
-        raise CompileError(f"Quantization {quantize!r}: not offered for target tensorrt, only for cpu. Leave it out.")
+    refuse_quantization("tensorrt", quantize, quantize_drafters)
     precision, others = precision_of(variants, dtype)
     if others:
         raise CompileError(

@@ -62,12 +62,21 @@ def precision_of(variants: Sequence[str], dtype: str) -> tuple[str, tuple[str, .
     return chosen, tuple(v for v in variants if v not in PRECISIONS)
 
 
+def refuse_quantization(target: str, *asked: str | None) -> None:
+    """Raises CompileError unless every one of ``asked`` leaves the weights as they are."""
+    for quantize in asked:
+        if quantize not in (None, "none"):
+            raise CompileError(
+                f"Quantization {quantize!r}: not offered for target {target}, only for cpu. Leave it out."
+            )
+
+
 class TensorRTTarget:
     """A flavour at one precision. ``max_length``: tokens of a sequence; the cache has room for a pass beyond them."""
 
     def __init__(self, flavour: Flavour, precision: str, max_length: int) -> None:
         self.flavour, self.precision, self.max_length = flavour, precision, max_length
-        self.name = flavour.name
+        self.name, self.drafting = flavour.name, self
         self.dtype, self.cache_dtype = PRECISIONS[precision]
 
     def compile(self, engine: EngineDescription, directory: Path, limits: Limits, progress: Progress) -> EngineRecord:

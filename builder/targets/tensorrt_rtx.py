@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from specbuild.model.lowering_portable import PortableLowering
-from specbuild.targets.tensorrt_family import TensorRTTarget, precision_of
+from specbuild.targets.tensorrt_family import TensorRTTarget, precision_of, refuse_quantization
 from specrun.errors import CompileError
 
 DEFAULT = ("sm80", "sm86", "sm89", "sm120")  # one engine for all of them shares the weights
 
 
-def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int) -> TensorRTTarget:
+def open_target(
+    variants: tuple[str, ...], quantize: str | None, dtype: str, max_length: int, quantize_drafters: str | None = None
+) -> TensorRTTarget:
     try:
         import tensorrt_rtx as trt
     except ImportError:
@@ -19,10 +21,7 @@ def open_target(variants: tuple[str, ...], quantize: str | None, dtype: str, max
             "Target tensorrt-rtx: the Python package tensorrt_rtx is not installed. Run "
             "`pip install 'specbuild[tensorrt-rtx]'` (Linux or Windows; it builds engines without a GPU too)."
         ) from None
-    if quantize is not None:
-        raise CompileError(
-            f"Quantization {quantize!r}: not offered for target tensorrt-rtx, only for cpu. Leave it out."
-        )
+    refuse_quantization("tensorrt-rtx", quantize, quantize_drafters)
     precision, capabilities = precision_of(variants, dtype)
     known = [name for name in dir(trt.ComputeCapability) if name.startswith("SM")]
     for capability in capabilities:

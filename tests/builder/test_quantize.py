@@ -74,6 +74,20 @@ def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
         assert sizes[False, code_bytes] - sizes[True, code_bytes] >= 512 * 64 * code_bytes
 
 
+def test_drafters_are_quantized_apart_from_the_target(tmp_path: Path) -> None:
+    """By default only they are; their embedding rows are the target's own, their passes may be of one row."""
+    model = write_tiny_checkpoint(tmp_path / "model", "llama", hidden=64, tie=True)
+    found = {}
+    for asked, expected in ((None, "int8"), ("int4", "int4"), ("none", "fp32")):
+        bundle = compile_bundle(
+            model, tmp_path / "out.bundle", drafters=[f"draft-model={model}"], quantize_drafters=asked
+        )
+        target, drafter = bundle.manifest.engine("target"), bundle.manifest.engine("draft-model")
+        assert (target.precision, drafter.precision, drafter.min_rows) == ("fp32", expected, 1)
+        found[expected] = bundle.manifest.drafter("draft-model").bytes
+    assert found["int4"] < found["int8"] < found["fp32"]
+
+
 @pytest.mark.parametrize("quantize_to", [None, "int4", "int8"])
 def test_a_row_does_not_depend_on_the_capacity_or_the_batch(quantize_to: str | None, tmp_path: Path) -> None:
     """A speculative run grows its cache earlier than a plain one, and a batch reads other rows beside it."""
@@ -82,7 +96,7 @@ def test_a_row_does_not_depend_on_the_capacity_or_the_batch(quantize_to: str | N
     prompts = [np.arange(3, 3 + n).tolist() for n in (37, 20, 9)]
     drafted = np.random.default_rng(0).integers(3, 500, (3, 4))
     rows = []
-    for capacity, batch in ((64, 1), (128, 1), (512, 1), (64, 3), (256, 3)):
+    for capacity, batch in ((64, 1), (128, 1), (512, 1), (768, 1), (1280, 1), (64, 3), (256, 3), (768, 3)):
         engine = BareEngine(bundle, batch=batch, capacity=capacity)
         engine.prefill(prompts[:batch])
         rows.append(engine.verify(drafted[:batch], [DraftTree.chain(3)] * batch)["logits"][0])
