@@ -14,7 +14,17 @@ from specrun.device import Buffer, Device, host_dtype
 from specrun.errors import CapacityError
 from specrun.tree import IntArray
 
-FIRST_CAPACITY = 256  # rows a growing cache starts with: attention's cost on the CPU follows the capacity
+STEP = 256  # rows: a growing cache starts with so many and grows by a multiple of them
+
+
+def grown(capacity: int, needed: int) -> int:
+    """Rows of a growing cache that has ``capacity`` and needs ``needed``: a quarter more, or as many as that takes.
+
+    Attention's cost on the CPU follows the capacity, not the context, so doubling would make most contexts pay for
+    rows they do not use.
+    """
+    least = max(needed, capacity + capacity // 4)
+    return capacity if needed <= capacity else -(-least // STEP) * STEP
 
 
 @dataclass(eq=False)
@@ -49,7 +59,7 @@ class KVCache:
                 f"and {max_nodes} nodes a pass. Ask for fewer, or compile with a larger --max-length."
             )
         self._lanes: list[Lane] = []
-        self._allocate(1 if self._growing else max_batch, shape.capacity or min(FIRST_CAPACITY, self._limit))
+        self._allocate(1 if self._growing else max_batch, shape.capacity or STEP)
 
     @property
     def slots(self) -> int:
@@ -64,10 +74,16 @@ class KVCache:
     def has_lane(self) -> bool:
         return len(self._lanes) < self.max_batch
 
-    def acquire(self) -> Lane:
-        """A lane for a new sequence. Raises CapacityError when all are taken."""
+    def acquire(self, rows: int = 0) -> Lane:
+        """A lane for a new sequence that will fill ``rows`` soon. Raises CapacityError when all are taken.
+
+        A growing cache without lanes shrinks to what the first one needs: after a long sequence a short one is as fast
+        as before it.
+        """
         if len(self._lanes) == self.max_batch:
             raise CapacityError(f"cache: all {self.max_batch} lanes are taken; wait, or compile a larger --max-batch.")
+        if self._growing and not self._lanes and self.capacity > 2 * grown(STEP, rows):
+            self._allocate(1, grown(STEP, rows))
         if len(self._lanes) == self.slots:
             self._allocate(min(self.max_batch, 2 * self.slots), self.capacity)
         lane = Lane(len(self._lanes))
@@ -88,11 +104,8 @@ class KVCache:
         needed = max(lane.length for lane in lanes) + nodes
         if needed > self._limit and not self._growing:
             raise CapacityError(f"cache: a pass needs {needed} rows, the engine holds {self.capacity}.")
-        capacity = self.capacity
-        while capacity < needed:
-            capacity *= 2
-        if capacity != self.capacity:
-            self._allocate(self.slots, capacity)
+        if needed > self.capacity:
+            self._allocate(self.slots, grown(self.capacity, needed))
 
     def commit(self, lane: Lane, path: Sequence[int]) -> None:
         """Keeps the rows of the accepted nodes, in path order, in every layer; the other new rows are free again."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from specrun.tree import DraftTree
 
 POINTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXT = 64  # committed rows while measuring
+LONGER = 2048  # rows of the cache when attention's share is measured
+LONGER_POINTS = (1, 2, 4, 8, 16, 32)
 SECONDS = 2.0  # stop after this, finished or not
 ROUNDS = 12
 LEAST_ROUNDS = 2  # that always finish
@@ -31,21 +34,45 @@ def pass_costs(bundle: Bundle, target: Decoder, threads: int | None) -> PassCost
     """The cost curve of ``target``, in plain passes, from the cache directory or measured now."""
     path = _cache_file(bundle, threads)
     try:
-        known = {int(n): float(c) for n, c in json.loads(path.read_text()).items()}
-        if known.get(1) != 1.0:
-            raise ValueError("not a cost curve")
-        return PassCosts(known)
+        return _costs(_curves(json.loads(path.read_text())))
     except (OSError, ValueError, AttributeError):
-        curve = measure(target, bundle.manifest.limits.max_nodes)
-        _remember(path, curve)
-        return PassCosts(curve)
+        curves = measure(target, bundle.manifest.limits.max_nodes)
+        _remember(path, curves)
+        return _costs(curves)
 
 
-def measure(target: Decoder, max_nodes: int) -> dict[int, float]:
-    """{N: seconds of a pass of N nodes / seconds of a plain pass}, from rounds that alternate the sizes."""
-    points = [n for n in POINTS if n <= max(2, max_nodes)]
-    lane = target.cache.acquire()
+Curves = dict[int, dict[int, float]]  # rows of the cache -> nodes of a pass -> cost
+
+
+def _curves(data: Any) -> Curves:
+    """Raises ValueError or AttributeError for anything but what ``_remember`` wrote."""
+    curves = {int(rows): {int(n): float(c) for n, c in curve.items()} for rows, curve in data.items()}
+    if not curves or curves[min(curves)].get(1) != 1.0:
+        raise ValueError("no cost curves")
+    return curves
+
+
+def _costs(curves: Curves) -> PassCosts:
+    rows, *longer = sorted(curves)
+    return PassCosts(curves[rows], rows=rows, longer=(longer[0], curves[longer[0]]) if longer else None)
+
+
+def measure(target: Decoder, max_nodes: int) -> Curves:
+    """Costs in plain passes over a small cache; where the cache grows, also over one of LONGER rows."""
+    cache = target.cache
+    seconds = {cache.capacity: typical(_samples(target, POINTS, max_nodes, 0))}
+    if target.record.cache is not None and target.record.cache.capacity is None and cache.max_length > LONGER // 2:
+        seconds[LONGER] = typical(_samples(target, LONGER_POINTS, max_nodes, LONGER))
+    plain = seconds[min(seconds)][1]
+    return {rows: {n: cost / plain for n, cost in curve.items()} for rows, curve in seconds.items()}
+
+
+def _samples(target: Decoder, sizes: Sequence[int], max_nodes: int, capacity: int) -> dict[int, list[float]]:
+    """Seconds of passes of N nodes, in rounds that alternate the sizes, over a cache of at least ``capacity``."""
+    points = [n for n in sizes if n <= max(2, max_nodes)]
+    lane = target.cache.acquire(capacity)
     try:
+        target.cache.reserve([lane], capacity, [0])
         context = min(CONTEXT, target.cache.max_length)
         target.run([Row.of_chunk(lane, np.zeros(context, dtype=np.int64), logits=False)])
         target.cache.commit(lane, range(context))
@@ -63,11 +90,11 @@ def measure(target: Decoder, max_nodes: int) -> dict[int, float]:
                 break
     finally:
         target.cache.release(lane)
-    return ratios(samples)
+    return samples
 
 
-def ratios(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Relative costs from repeated times of each node count.
+def typical(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """The time of each node count from repeated ones.
 
     Whatever else the machine does only makes a pass slower: the fast quarter of the samples counts, and a pass is
     taken to cost no more than any wider one did.
@@ -75,13 +102,13 @@ def ratios(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:
     points = sorted(samples)
     seconds = np.array([np.quantile(samples[n], 0.25) for n in points])
     seconds = np.minimum.accumulate(seconds[::-1])[::-1]
-    return {n: float(cost) for n, cost in zip(points, seconds / seconds[0], strict=True)}
+    return {n: float(cost) for n, cost in zip(points, seconds, strict=True)}
 
 
 def _cache_file(bundle: Bundle, threads: int | None) -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     machine = f"{platform.machine()} {platform.processor()} {_cpu_name()} {os.cpu_count()} {threads}"
-    digest = hashlib.sha256((f"{POINTS} {bundle.manifest.to_json()}" + machine).encode()).hexdigest()[:24]
+    digest = hashlib.sha256((f"{POINTS} {LONGER} {bundle.manifest.to_json()}" + machine).encode()).hexdigest()[:24]
     return root / "specbuild" / "costs" / f"{digest}.json"
 
 
@@ -93,12 +120,12 @@ def _cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _remember(path: Path, curve: dict[int, float]) -> None:
+def _remember(path: Path, curves: Curves) -> None:
     """Best effort: a read-only home only means measuring again next time."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, suffix=".tmp") as stream:
-            json.dump(curve, stream)
+            json.dump(curves, stream)
         os.replace(stream.name, path)
     except OSError:
         return

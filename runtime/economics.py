@@ -15,13 +15,38 @@ class PassCosts:
     the curves of larger batches where they were measured. Between points the cost is linear, beyond the last one it
     goes on with the last slope. A batch without a curve costs what as many nodes of one sequence do: weights are read
     once a pass either way.
+
+    ``longer``: the curve over a larger cache, by its rows, beside ``rows`` of the others: attention's share of a pass
+    grows with them, and with the nodes. It is taken to be linear in both directions.
     """
 
-    def __init__(self, curve: Mapping[int, float], batches: Mapping[int, Mapping[int, float]] | None = None) -> None:
-        self._curves = {1: _Curve(curve)} | {b: _Curve(points) for b, points in (batches or {}).items()}
+    def __init__(
+        self,
+        curve: Mapping[int, float],
+        batches: Mapping[int, Mapping[int, float]] | None = None,
+        rows: int = 0,
+        longer: tuple[int, Mapping[int, float]] | None = None,
+    ) -> None:
+        self._measured = {1: dict(curve)} | {b: dict(points) for b, points in (batches or {}).items()}
+        self._rows = self._at = rows
+        self._growth = None if longer is None else _growth(curve, longer[1], longer[0] - rows)
+        self.plain_seconds: float | None = None  # of a plain pass of one sequence, followed while running
+        self._lay(0)
+
+    def at(self, rows: int) -> None:
+        """Set by the loop before a pass: rows of the cache that attention goes over."""
+        if rows != self._at and self._growth is not None:
+            self._at = rows
+            self._lay(rows - self._rows)
+
+    def _lay(self, more: int) -> None:
+        """The curves over a cache of so many rows more than was measured."""
+        self._curves = {batch: _Curve(points) for batch, points in self._measured.items()}
+        if self._growth is not None and more:
+            for batch, points in self._measured.items():
+                self._curves[batch] = _Curve({n: c + batch * more * self._growth(n) for n, c in points.items()})
         self._relative: dict[tuple[int, int], float] = {}
         self._slopes: dict[tuple[int, int], list[float]] = {}
-        self.plain_seconds: float | None = None  # of a plain pass of one sequence, followed while running
 
     def observe(self, nodes: int, batch: int, seconds: float) -> None:
         """Takes over how long a pass took."""
@@ -56,6 +81,11 @@ class PassCosts:
         if key not in self._relative:
             self._relative[key] = self(nodes, batch) / self(1, batch)
         return self._relative[key]
+
+
+def _growth(curve: Mapping[int, float], longer: Mapping[int, float], rows: int) -> _Curve:
+    """What each row of the cache adds to a pass of N nodes."""
+    return _Curve({n: max(0.0, cost - curve[n]) / rows for n, cost in longer.items()})
 
 
 class _Curve:
@@ -141,9 +171,10 @@ class Economics:
             self._parts[name].batch = self.batch
         return self._parts[name]
 
-    def start_pass(self, batch: int) -> None:
-        """Set by the loop before it asks for drafts: how many sequences share the pass."""
+    def start_pass(self, batch: int, rows: int = 0) -> None:
+        """Set by the loop before it asks for drafts: how many sequences share the pass, and the cache's rows."""
         self.batch = batch
+        self.costs.at(rows)
         for part in self._parts.values():
             part.batch = batch
 

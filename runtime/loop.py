@@ -44,7 +44,7 @@ class Loop:
         begin = time.perf_counter()
         cache = self.target.cache
         if sequence.lane is None:
-            sequence.lane = cache.acquire()
+            sequence.lane = cache.acquire(len(sequence.prompt))
         sequence.stats.cached_tokens = sequence.lane.length
         sequence.drafter.begin(sequence)
         self.active.append(sequence)
@@ -79,7 +79,7 @@ class Loop:
 
         Where only chains are exact, a tree is verified as far as its first nodes are one.
         """
-        self.economics.start_pass(len(batch))
+        self.economics.start_pass(len(batch), self.target.cache.capacity)
         members: dict[int, list[Sequence]] = {}
         for sequence in batch:
             members.setdefault(id(sequence.drafter), []).append(sequence)

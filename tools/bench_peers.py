@@ -26,7 +26,7 @@ from specbuild.checkpoint import open_checkpoint
 from specrun import contract
 from specrun.backends.ort import usable_cores
 from specrun.bundle import Bundle
-from specrun.cache import FIRST_CAPACITY
+from specrun.cache import STEP, grown
 from specrun.errors import RequestError, UserError
 from specrun.prompts import BUILTIN, load_tasks
 
@@ -58,9 +58,7 @@ class BareLoop:
 
     def _reserve(self, rows: int) -> None:
         """Buffers of the capacity that the product's cache has for so many rows: attention's cost follows it."""
-        capacity = FIRST_CAPACITY
-        while capacity < rows:
-            capacity *= 2
+        capacity = grown(STEP, rows)
         if capacity == self.capacity:
             return
         cache = self.record.cache

@@ -45,7 +45,8 @@ def open_target(
     """The target ``name`` ("cpu", "tensorrt-rtx:sm89,sm120", ...).
 
     ``quantize``: None, "int4" or "int8". ``quantize_drafters``: those or "none"; None is the target's default.
-    ``dtype``: the checkpoint's ("float32", "float16", "bfloat16"). ``max_length``: tokens a sequence may use. Raises CompileError.
+    ``dtype``: the checkpoint's ("float32", "float16", "bfloat16"). ``max_length``: tokens a sequence may use.
+    Raises CompileError.
     """
     kind, _, variants = name.partition(":")
     if kind not in _MODULES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -117,6 +118,7 @@ class DecoderDrafter:
             chunk = self.missing(sequence)
             # Long chunks run alone: beside a lane near its end they would not fit into a cache of fixed capacity.
             chunks[sequence] = self.flush(sequence, chunk, self.max_nodes)
+        begin = time.perf_counter()
         rows = [
             Row.of_chunk(self._states[s].lane, chunks[s].tokens, logits=True, hidden_in=chunks[s].features)
             for s in sequences
@@ -131,9 +133,10 @@ class DecoderDrafter:
                 state.features[0] = output.hidden[i][-1].copy()
             self._grower(sequence).expand(state.draft, 0, logits[i])
             self.caught_up(sequence, None if output.hidden is None else output.hidden[i])
+        seconds = time.perf_counter() - begin
         if self.pacing is not None:
-            self.pacing.timed("first", output.seconds)
-        return output.seconds
+            self.pacing.timed("first", seconds)
+        return seconds
 
     def flush(self, sequence: Sequence, chunk: Chunk, keep: int) -> Chunk:
         """Runs and commits the front of a long chunk, piece by piece; returns the last ``keep`` rows or fewer."""
@@ -150,6 +153,7 @@ class DecoderDrafter:
         """Runs level after level, all sequences in one pass, until none goes on. Returns the seconds it took."""
         seconds, level = 0.0, 1
         while True:
+            begin = time.perf_counter()
             if self.stage(level) is not self.stage(level - 1):
                 for sequence in sequences:
                     self._states[sequence].rows = {}
@@ -159,9 +163,6 @@ class DecoderDrafter:
                 return seconds
             rows = [self._row(s, nodes, level) for s, nodes in zip(sequences, frontiers, strict=True)]
             output = self.stage(level).run(rows)
-            seconds += output.seconds
-            if self.pacing is not None:
-                self.pacing.timed("step", output.seconds)
             for i, (sequence, nodes) in enumerate(zip(sequences, frontiers, strict=True)):
                 state, grower = self._states[sequence], self._grower(sequence)
                 assert state.draft is not None
@@ -170,7 +171,10 @@ class DecoderDrafter:
                     if output.hidden is not None:
                         state.features[node] = output.hidden[i][j].copy()
                     grower.expand(state.draft, node, output.logits[i][j])
-            level += 1
+            took = time.perf_counter() - begin
+            if self.pacing is not None:
+                self.pacing.timed("step", took)
+            seconds, level = seconds + took, level + 1
 
     def _frontier(self, sequence: Sequence, level: int) -> list[int]:
         state = self._states[sequence]

@@ -70,14 +70,17 @@ class Medusa:
         begin = time.perf_counter()
         hidden = [state.hidden for state in map(self._states.__getitem__, ready) if state.hidden is not None]
         logits = self.heads.run(np.stack(hidden))
-        seconds = time.perf_counter() - begin
+        drafted = {s: self._draft(s, budget_of[s], logits[i]) for i, s in enumerate(ready)}
+        cost = 0.0
         if self.pacing is not None:
+            seconds = time.perf_counter() - begin
+            cost = self.pacing.passes(seconds)
             self.pacing.timed("first", seconds)
             self.pacing.timed("step", 0.0)  # every head has run by then
-        drafted = {s: self._draft(s, budget_of[s], logits[i], seconds) for i, s in enumerate(ready)}
+        drafted = {s: replace(proposal, draft_cost=cost) for s, proposal in drafted.items()}
         return [drafted.get(sequence) or Proposal.empty(sequence.pending) for sequence in sequences]
 
-    def _draft(self, sequence: Sequence, budget: int, logits: FloatArray, seconds: float) -> Proposal:
+    def _draft(self, sequence: Sequence, budget: int, logits: FloatArray) -> Proposal:
         draft = self._states[sequence].draft = Draft.of(sequence, budget)
         grower, level, frontier = self.grower, 0, [0]
         while frontier:
@@ -87,8 +90,7 @@ class Medusa:
                 grower.add_children(draft, node, columns, probs)
             level += 1
             frontier = grower.frontier(draft, level)
-        proposal = grower.finish(draft)
-        return replace(proposal, draft_cost=0.0 if self.pacing is None else self.pacing.passes(seconds))
+        return grower.finish(draft)
 
     def draft_costs(self, length: int) -> list[float]:
         """See ``specrun.drafters.Priced``: the first depth pays for all."""

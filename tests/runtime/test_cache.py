@@ -77,12 +77,21 @@ TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-def test_a_growing_cache_starts_small_and_doubles():
-    cache = KVCache(SHAPE, HostDevice(), 2, 2000, 8)
+def test_a_growing_cache_starts_small_and_shrinks_when_it_is_empty():
+    cache = KVCache(SHAPE, HostDevice(), 2, 9000, 8)
     lane = cache.acquire()
     assert cache.capacity == 256
-    cache.reserve([lane], 300, [300])
-    assert cache.capacity == 512
+    for needed, capacity in ((256, 256), (257, 512), (700, 768), (3000, 3072), (3073, 3840)):
+        cache.reserve([lane], needed, [needed])
+        assert cache.capacity == capacity
+    other = cache.acquire()
+    cache.release(lane)
+    assert cache.acquire().live and cache.capacity == 3840  # a lane is in use
+    cache.release(other)
+    cache.release(cache.lanes(0, 0)[0])
+    cache.release(cache.acquire(rows=1900))  # half of what there is: not worth moving
+    assert cache.capacity == 3840
+    assert cache.acquire(rows=300).live and cache.capacity == 512
 
 
 def test_a_static_cache_refuses_what_it_cannot_hold():

@@ -92,8 +92,9 @@ def test_noise_only_slows_passes_down():
     true = {1: 10.0, 2: 11.0, 4: 13.0, 8: 17.0, 16: 25.0}
     samples = {n: (t * (1 + 0.6 * (rng.random(12) < 0.4) * rng.random(12))).tolist() for n, t in true.items()}
     samples[4] = [40.0] * 12
-    curve = calibration.ratios(samples)
-    assert curve[1] == 1.0 and list(curve.values()) == sorted(curve.values())
+    curve = calibration.typical(samples)
+    curve = {n: seconds / curve[1] for n, seconds in curve.items()}
+    assert list(curve.values()) == sorted(curve.values())
     for n in (2, 8, 16):
         assert curve[n] == pytest.approx(true[n] / 10, rel=0.05)
     assert curve[4] <= curve[8]
@@ -101,7 +102,33 @@ def test_noise_only_slows_passes_down():
 
 def test_a_context_shorter_than_the_measurements_is_enough():
     decoder = TinyEngine(max_length=20).decoder()
-    assert set(calibration.measure(decoder, 16)) == {1, 2, 3, 4, 6, 8, 12, 16}
+    (curve,) = calibration.measure(decoder, 16).values()
+    assert set(curve) == {1, 2, 3, 4, 6, 8, 12, 16}
+
+
+def test_attention_over_a_larger_cache_is_measured_where_the_cache_grows():
+    decoder = TinyEngine(max_length=4000).decoder()
+    curves = calibration.measure(decoder, 16)
+    assert set(curves) == {256, 2048} and set(curves[2048]) == {1, 2, 4, 8, 16}
+    assert curves[256][1] == 1.0
+    decoder.cache.acquire()
+    assert decoder.cache.capacity == 256  # measuring leaves no large cache behind
+
+
+def test_costs_follow_the_caches_rows():
+    """Attention adds to wide passes more than to narrow ones, so drafting pays less in a long context."""
+    costs = PassCosts({1: 1.0, 4: 1.2, 8: 1.5}, {2: {1: 1.1, 8: 2.0}}, 256, (2304, {1: 1.1, 4: 1.5, 8: 2.1}))
+    short = costs.relative(8)
+    costs.at(1280)
+    assert costs(1) == pytest.approx(1.05) and costs(8) == pytest.approx(1.8)
+    assert costs.relative(8) == pytest.approx(1.8 / 1.05) and costs.relative(8) > short
+    assert costs(8, 2) == pytest.approx(2.0 + 2 * 0.3)
+    assert costs.slopes(7)[0] > 0
+    costs.at(256)
+    assert costs.relative(8) == short
+    fixed = PassCosts({1: 1.0, 8: 1.5})
+    fixed.at(4096)
+    assert fixed(8) == 1.5
 
 
 def test_measured_once_and_remembered(tmp_path, monkeypatch):
@@ -117,11 +144,12 @@ def test_measured_once_and_remembered(tmp_path, monkeypatch):
     decoder = TinyEngine().decoder()
     costs = calibration.pass_costs(bundle, decoder, None)
     (file,) = tmp_path.rglob("*.json")
-    kept = {int(n): c for n, c in json.loads(file.read_text()).items()}
+    ((_, curve),) = json.loads(file.read_text()).items()
+    kept = {int(n): c for n, c in curve.items()}
     assert kept[1] == 1.0 and max(kept) == 16 and not decoder.cache.lanes(0, 8)
     decoder.run = None  # a second look must not run a pass
     assert calibration.pass_costs(bundle, decoder, None)(8) == costs(8)
-    for damaged in ("not json", "{}", '{"1": 0.5}', "[]"):
+    for damaged in ("not json", "{}", '{"256": {"1": 0.5}}', "[]", '{"256": 1}'):
         file.write_text(damaged)
         with pytest.raises(TypeError):
             calibration.pass_costs(bundle, decoder, None)
