@@ -22,7 +22,7 @@ from specrun.tree import DraftTree
 
 POINTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXT = 64  # committed rows while measuring
-LONGER = 2048  # rows of the cache when attention's share is measured
+LONGER = 2048  # the same when attention's share is measured
 LONGER_POINTS = (1, 2, 4, 8, 16, 32)
 SECONDS = 2.0  # stop after this, finished or not
 ROUNDS = 12
@@ -59,23 +59,21 @@ def _costs(curves: Curves) -> PassCosts:
 
 def measure(target: Decoder, max_nodes: int) -> Curves:
     """Costs in plain passes over a small cache; where the cache grows, also over one of LONGER rows."""
-    cache = target.cache
-    seconds = {cache.capacity: typical(_samples(target, POINTS, max_nodes, 0))}
-    if target.record.cache is not None and target.record.cache.capacity is None and cache.max_length > LONGER // 2:
-        seconds[LONGER] = typical(_samples(target, LONGER_POINTS, max_nodes, LONGER))
+    seconds = dict([_measure(target, POINTS, max_nodes, CONTEXT)])
+    if target.record.cache is not None and target.record.cache.capacity is None and target.cache.max_length >= LONGER:
+        seconds |= [_measure(target, LONGER_POINTS, max_nodes, LONGER)]
     plain = seconds[min(seconds)][1]
     return {rows: {n: cost / plain for n, cost in curve.items()} for rows, curve in seconds.items()}
 
 
-def _samples(target: Decoder, sizes: Sequence[int], max_nodes: int, capacity: int) -> dict[int, list[float]]:
-    """Seconds of passes of N nodes, in rounds that alternate the sizes, over a cache of at least ``capacity``."""
+def _measure(target: Decoder, sizes: Sequence[int], max_nodes: int, context: int) -> tuple[int, dict[int, float]]:
+    """The cache's rows, and seconds of passes of N nodes behind ``context`` others, from rounds that alternate N."""
     points = [n for n in sizes if n <= max(2, max_nodes)]
-    lane = target.cache.acquire(capacity)
+    lane = target.cache.acquire(context)
     try:
-        target.cache.reserve([lane], capacity, [0])
-        context = min(CONTEXT, target.cache.max_length)
-        target.run([Row.of_chunk(lane, np.zeros(context, dtype=np.int64), logits=False)])
-        target.cache.commit(lane, range(context))
+        context = min(context, target.cache.max_length)
+        target.cache.reserve([lane], context + max(points), [0])
+        target.cache.commit(lane, range(context))  # whatever lies there: no time depends on it
         chains = {n: Row.of_tree(lane, np.zeros(n, dtype=np.int64), DraftTree.chain(n - 1)) for n in points}
         rows = {n: replace(row, keep=0) for n, row in chains.items()}  # nothing is committed: the context may be full
         for row in rows.values():
@@ -90,7 +88,7 @@ def _samples(target: Decoder, sizes: Sequence[int], max_nodes: int, capacity: in
                 break
     finally:
         target.cache.release(lane)
-    return samples
+    return target.cache.capacity, typical(samples)
 
 
 def typical(samples: Mapping[int, Sequence[float]]) -> dict[int, float]:

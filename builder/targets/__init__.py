@@ -16,7 +16,8 @@ class Target(Protocol):
     """``name`` goes into the manifest. ``drafting``: the target for engines that only draft, often itself: theirs need
     not be as exact."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def drafting(self) -> Target: ...
