@@ -61,6 +61,10 @@ class DecoderDrafter:
         """The rows to run before a draft's first token is known; its last row is the draft's root."""
         raise NotImplementedError
 
+    def backlog(self, sequence: Sequence) -> int:
+        """How many rows ``missing`` would give."""
+        raise NotImplementedError
+
     def stage(self, level: int) -> Decoder:
         """The decoder that runs the nodes of a level; level 0 is catching up."""
         return self.decoder
@@ -107,7 +111,7 @@ class DecoderDrafter:
     def _starting(self, sequences: list[Sequence]) -> list[Sequence]:
         """Those to draft for now. Drafts with laws never pause: a seed's output must not depend on time."""
         paced = [s for s in sequences if self.pacing is not None and self._grower(s) is self.greedy]
-        if self.pacing is None or not paced or self.pacing.worth_starting():
+        if self.pacing is None or not paced or self.pacing.worth_starting(max(map(self.backlog, paced))):
             return sequences
         return [sequence for sequence in sequences if sequence not in paced]
 
@@ -143,10 +147,13 @@ class DecoderDrafter:
         lane, done = self._states[sequence].lane, 0
         while chunk.tokens.size - done > keep:
             piece = chunk.piece(done, min(done + self.prefill_chunk, chunk.tokens.size - 1))
+            begin = time.perf_counter()
             output = self.decoder.run([Row.of_chunk(lane, piece.tokens, logits=False, hidden_in=piece.features)])
             self.decoder.cache.commit(lane, range(piece.tokens.size))
             self.caught_up(sequence, None if output.hidden is None else output.hidden[0])
             done += piece.tokens.size
+            if self.pacing is not None:
+                self.pacing.timed("row", (time.perf_counter() - begin) / piece.tokens.size)
         return chunk.piece(done, chunk.tokens.size)
 
     def _grow(self, sequences: Seq[Sequence]) -> float:

@@ -29,6 +29,9 @@ class DraftModel(DecoderDrafter):
             max_nodes=limits.max_nodes,
         )
 
+    def backlog(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) - self._states[sequence].lane.length
+
     def missing(self, sequence: Sequence) -> Chunk:
         tokens = np.array(sequence.tokens[self._states[sequence].lane.length :], dtype=np.int64)
         tokens[tokens >= self.decoder.record.vocab_size] = 0  # ids of the target that a smaller draft model never saw

@@ -82,6 +82,9 @@ class FeatureDrafter(DecoderDrafter):
             observed.tokens.append(last.tokens.copy())
             observed.features.append(last.features[:, : commit.hidden.shape[1]].copy())
 
+    def backlog(self, sequence: Sequence) -> int:
+        return self._observed[sequence].size
+
     def missing(self, sequence: Sequence) -> Chunk:
         tokens, given = self._observed[sequence].take()
         features = np.zeros((tokens.size, self.decoder.record.hidden_in or 0), dtype=np.float32)

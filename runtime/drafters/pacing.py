@@ -11,6 +11,7 @@ DEPTHS = 4  # deeper nodes share their experience
 MEMORY = 0.05  # weight of the newest observation in a running mean
 UNKNOWN_STEP = 0.08  # plain passes a draft step is taken to cost before it was measured
 LONGEST_PAUSE = 64  # proposals between two tries of a drafter that does not pay
+TRYING = 0.02  # of the time that such a drafter may spend on catching up for its tries
 
 
 class Pacing:
@@ -25,7 +26,8 @@ class Pacing:
     # What it costs
 
     def timed(self, what: str, seconds: float) -> None:
-        """Takes over a measurement: ``what`` is "step" or "first" (catching up, which gives the first token)."""
+        """Takes over a measurement: ``what`` is "step", "first" (the pass that gives the first token), or "row" (one of
+        those that a long prompt or pause left to catch up on)."""
         known = self._seconds.get(what, seconds)
         # A pass that was captured anew, or disturbed, is no measure of the next one: it counts as twice the usual.
         self._seconds[what] = known + MEMORY * (min(seconds, 2 * known) - known)
@@ -56,13 +58,16 @@ class Pacing:
 
     # Decisions
 
-    def worth_starting(self) -> bool:
-        """Whether to draft at all now. A drafter that does not pay is tried again after ever longer pauses."""
+    def worth_starting(self, rows: int = 0) -> bool:
+        """Whether to draft at all now, with so many rows to catch up on first.
+
+        A drafter that does not pay is tried again after ever longer pauses, the longer the more a try costs.
+        """
         if self._value > self.economics.pace * self.cost("first"):
             self._pause = self._waited = 0
             return True
         self._waited += 1
-        if self._waited > self._pause:
+        if self._waited > max(self._pause, rows * self.passes(self._seconds.get("row", 0.0)) / TRYING):
             self._pause, self._waited = min(2 * self._pause + 4, LONGEST_PAUSE), 0
             return True
         return False

@@ -153,6 +153,21 @@ def test_a_drafter_that_never_pays_is_tried_less_and_less():
     assert 5 < len(tries) < 80 and max(np.diff(tries)) <= LONGEST_PAUSE + 1
 
 
+def test_a_try_that_must_catch_up_on_a_long_prompt_is_rarer():
+    """1000 rows of 0.004 plain passes each are worth a try in 200 proposals, not in 64."""
+    pacing = priced({1: 1.0, 2: 1.9, 8: 8.0}, 0.3)
+    plain = pacing.economics.costs.plain_seconds
+    assert plain is not None
+    pacing.timed("row", 0.004 * plain)
+    tries = []
+    for i in range(2000):
+        if pacing.worth_starting(1000):
+            tries.append(i)
+            pacing.count([0.1])
+    settled = tries[tries.index(next(i for i in tries if i > 100)) :]
+    assert min(np.diff(settled)) >= 200 and len(settled) > 5
+
+
 def test_chances_follow_experience():
     """A drafter that is surer than it should be is believed less after a while."""
     pacing = priced({1: 1.0, 2: 1.1}, 0.1)
