@@ -231,14 +231,16 @@ def learn(draft: Draft, emitted: Seq[int], pacing: Pacing | None) -> None:
     """Compares a draft, the nodes that were not proposed included, with the tokens that came."""
     if pacing is None or draft.laws:
         return
-    node = 0
+    node, accepted = 0, 0
     for token in emitted:
         children = [n for n in range(node + 1, draft.size) if draft.parents[n] == node]
         for child in children:
             pacing.learn(draft.depths[child], draft.probs[child], draft.tokens[child] == token)
         node = next((child for child in children if draft.tokens[child] == token), 0)
         if node == 0:
-            return
+            break
+        accepted += node in draft.kept
+    pacing.brought(len(draft.kept) - 1, accepted)
 
 
 def _row(draft: Draft, node: int, logits: FloatArray, vocabulary: Vocabulary) -> FloatArray:

@@ -19,7 +19,7 @@ class Pacing:
 
     def __init__(self, economics: Economics) -> None:
         self.economics = economics
-        self._value = 0.5  # tokens a draft brings beyond the cost of verifying it: a running mean
+        self._value = 0.5  # tokens a draft brought beyond the cost of verifying it: a running mean
         self._pause = self._waited = 0
         self._seconds: dict[str, float] = {}
 
@@ -52,6 +52,11 @@ class Pacing:
         self.economics.acceptance.observe(_key(depth, prob), accepted)
         if prob >= 0.3:
             self.economics.acceptance.observe(("depth", min(depth, DEPTHS)), accepted)
+
+    def brought(self, proposed: int, accepted: int) -> None:
+        """What came of a draft. Outcomes, not expectations, decide whether to go on: they notice a change of text."""
+        cost = self.economics.cost(proposed + 1) - self.economics.cost(1)
+        self._value += MEMORY * (accepted - self.economics.pace * cost - self._value)
 
     def _typical(self, depth: int) -> float:
         return self.economics.acceptance.rate(("depth", min(depth, DEPTHS)), 0.6)
@@ -89,7 +94,6 @@ class Pacing:
             value = gain - pace * (self.economics.cost(i + 1) - base)
             if value > best_value:
                 best, best_value = i, value
-        self._value += MEMORY * (best_value - self._value)
         return best
 
 

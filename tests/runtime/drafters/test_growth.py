@@ -149,7 +149,7 @@ def test_a_drafter_that_never_pays_is_tried_less_and_less():
     for i in range(1000):
         if pacing.worth_starting():
             tries.append(i)
-            pacing.count([0.1])
+            pacing.brought(1, i % 10 == 0)
     assert 5 < len(tries) < 80 and max(np.diff(tries)) <= LONGEST_PAUSE + 1
 
 
@@ -163,9 +163,26 @@ def test_a_try_that_must_catch_up_on_a_long_prompt_is_rarer():
     for i in range(2000):
         if pacing.worth_starting(1000):
             tries.append(i)
-            pacing.count([0.1])
+            pacing.brought(1, i % 10 == 0)
     settled = tries[tries.index(next(i for i in tries if i > 100)) :]
     assert min(np.diff(settled)) >= 200 and len(settled) > 5
+
+
+def test_a_change_of_text_is_noticed_by_what_drafts_bring():
+    pacing = priced({1: 1.0, 2: 1.1}, 0.1)
+    for _ in range(200):
+        assert pacing.worth_starting()
+        pacing.brought(1, 1)
+    tries = 0
+    for _ in range(200):
+        if pacing.worth_starting():
+            tries += 1
+            pacing.brought(1, 0)
+    assert tries < 50
+    for _ in range(300):
+        if pacing.worth_starting():
+            pacing.brought(1, 1)
+    assert all(pacing.worth_starting() for _ in range(10))
 
 
 def test_chances_follow_experience():
