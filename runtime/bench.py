@@ -125,7 +125,8 @@ class Row:
     """One contender over a group of requests. Times are medians of rounds, summed or averaged over the requests.
 
     ``ratio``: plain decoding's time for the same tokens over this contender's, both from the same rounds.
-    ``identical`` of ``requests`` gave plain decoding's tokens in every round.
+    ``identical`` of ``requests`` gave plain decoding's tokens in every round. ``judged_by_depth[i]`` drafted tokens
+    stand behind ``acceptance_by_depth[i]``.
     """
 
     group: str
@@ -145,6 +146,7 @@ class Row:
     accepted: int
     acceptance: float
     acceptance_by_depth: tuple[float | None, ...]
+    judged_by_depth: tuple[int, ...]
 
 
 ALL = "all"
@@ -188,6 +190,7 @@ def _row(bench: Bench, group: str, drafter: str, requests: Sequence[Request]) ->
         accepted=total.accepted,
         acceptance=total.acceptance,
         acceptance_by_depth=tuple(total.acceptance_by_depth),
+        judged_by_depth=tuple(total.offered),
     )
 
 

@@ -19,6 +19,7 @@ from specrun.report import stats_to_json
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+ENOUGH = 20  # drafted tokens behind a point of the plot
 COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("task", "left"),
     ("drafter", "left"),
@@ -76,10 +77,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Acceptance by depth, and speed over plain decoding by task, as a PNG. Needs matplotlib (``require_plot``)."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
     depth, speed = figure.subplots(1, 2)
     _draw_depths(depth, rows)
     _draw_ratios(speed, rows)
+    figure.legend(loc="outside right upper")
     figure.savefig(path, format="png", dpi=120)
 
 
@@ -139,15 +141,14 @@ def _draw_depths(axes: Axes, rows: Sequence[Row]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for row in _overall(rows):
-        points = [(i, rate) for i, rate in enumerate(row.acceptance_by_depth, start=1) if rate is not None]
+        by_depth = enumerate(zip(row.acceptance_by_depth, row.judged_by_depth, strict=True), start=1)
+        points = [(i, rate) for i, (rate, judged) in by_depth if rate is not None and judged >= ENOUGH]
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=_label(row))
+            axes.plot(*zip(*points, strict=True), marker="o", color=_color(row, rows))
     axes.set(
         title="Acceptance by depth", xlabel="depth of the draft", ylabel="accepted, given all above", ylim=(0, 1.05)
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if axes.has_data():
-        axes.legend()
 
 
 def _draw_ratios(axes: Axes, rows: Sequence[Row]) -> None:
@@ -157,11 +158,17 @@ def _draw_ratios(axes: Axes, rows: Sequence[Row]) -> None:
     for place, label in enumerate(labels):
         mine = {row.group: row.ratio for row in rows if _label(row) == label}
         spots = [i + place * width for i, group in enumerate(groups) if group in mine]
-        axes.bar(spots, [mine[group] for group in groups if group in mine], width, label=label)
+        heights = [mine[group] for group in groups if group in mine]
+        axes.bar(spots, heights, width, label=label, color=f"C{place}")
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks([i + 0.4 - width / 2 for i in range(len(groups))], groups, rotation=30, ha="right")
     axes.set(title="Speed over plain decoding", ylabel="x plain")
-    axes.legend()
+
+
+def _color(row: Row, rows: Sequence[Row]) -> str:
+    """The same in both plots."""
+    labels = list(dict.fromkeys(map(_label, rows)))
+    return f"C{labels.index(_label(row))}"
 
 
 def _label(row: Row) -> str:
