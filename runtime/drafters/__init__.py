@@ -51,7 +51,10 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Priced(Protocol):
-    """Optional, for drafters that run an engine: what a draft costs, before it is asked for."""
+    """Optional, for drafters that run an engine: what a draft costs, before it is asked for, and drafts on demand."""
+
+    def draft_now(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        """``propose`` without asking whether drafting pays: whoever knows the price has decided that."""
 
     def draft_costs(self, length: int) -> list[float]:
         """Cost of drafting each of ``length`` depths in turn, in plain target passes (the same batch, N = 1).

@@ -85,12 +85,15 @@ class DecoderDrafter:
             self.decoder.cache.release(state.lane)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        starting = self._starting([s for s, budget in zip(sequences, budgets, strict=True) if budget > 0])
+        return self.draft_now(sequences, [b if s in starting else 0 for s, b in zip(sequences, budgets, strict=True)])
+
+    def draft_now(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        """See ``specrun.drafters.Priced``."""
         drafts = {s: Draft.of(s, budget) for s, budget in zip(sequences, budgets, strict=True) if budget > 0}
-        drafting = self._starting(list(drafts))
-        drafts = {sequence: drafts[sequence] for sequence in drafting}
         seconds = 0.0
-        if drafting:
-            seconds = self._catch_up(drafting, drafts) + self._grow(drafting)
+        if drafts:
+            seconds = self._catch_up(list(drafts), drafts) + self._grow(list(drafts))
         return [self._finish(s, seconds) if s in drafts else Proposal.empty(s.pending) for s in sequences]
 
     def observe(self, sequence: Sequence, commit: Commit) -> None:

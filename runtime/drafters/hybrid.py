@@ -59,7 +59,7 @@ class Member:
     """The model drafter of a hybrid: when to ask it, and what it proposed for each sequence of this pass."""
 
     drafter: Drafter
-    price: Priced
+    priced: Priced  # the same
     gains: Average = field(default_factory=Average)
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
     seconds: float | None = None  # a call of its ``propose`` takes: running mean
@@ -68,14 +68,14 @@ class Member:
 
     def cost(self, economics: Economics) -> float:
         """Of asking it, in plain passes of the batch at hand: its price, or what asking was seen to take if more."""
-        price, plain = self.price.draft_costs(1)[0], economics.costs.plain_seconds
+        price, plain = self.priced.draft_costs(1)[0], economics.costs.plain_seconds
         if plain is None or self.seconds is None:
             return price
         return max(price, self.seconds / (plain * economics.costs(1, economics.batch)))
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
         begin = time.perf_counter()
-        proposals = self.drafter.propose(sequences, budgets)
+        proposals = self.priced.draft_now(sequences, budgets)
         seconds = time.perf_counter() - begin
         if any(proposal.drafted for proposal in proposals):
             known = seconds if self.seconds is None else self.seconds

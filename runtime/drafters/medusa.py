@@ -63,9 +63,15 @@ class Medusa:
         state.draft, state.hidden = None, commit.hidden[-1].copy()
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        if self.pacing is not None and any(budgets) and not self.pacing.worth_starting():
+            budgets = [0] * len(budgets)
+        return self.draft_now(sequences, budgets)
+
+    def draft_now(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
+        """See ``specrun.drafters.Priced``."""
         budget_of = dict(zip(sequences, budgets, strict=True))
         ready = [s for s in sequences if budget_of[s] > 0 and self._states[s].hidden is not None]
-        if not ready or (self.pacing is not None and not self.pacing.worth_starting()):
+        if not ready:
             return [Proposal.empty(sequence.pending) for sequence in sequences]
         begin = time.perf_counter()
         hidden = [state.hidden for state in map(self._states.__getitem__, ready) if state.hidden is not None]

@@ -57,7 +57,7 @@ def test_a_hybrid_with_a_real_model_drafter(with_model, sampling):
     params = SamplingParams(max_tokens=60, ignore_eos=True, **sampling)
     hybrid = with_model.drafter("hybrid")
     assert hybrid.member.drafter is with_model.drafter("draft-model")
-    hybrid.member.price = Free()
+    hybrid.member.priced = Free(hybrid.member.drafter)
     plain = [with_model.generate(prompt, params, drafter="none").token_ids for prompt in PROMPTS]
     together = with_model.generate_batch(PROMPTS, params, drafter="hybrid")
     assert [g.token_ids for g in together] == plain
@@ -67,6 +67,9 @@ def test_a_hybrid_with_a_real_model_drafter(with_model, sampling):
 
 
 class Free:
+    def __init__(self, drafter):
+        self.draft_now = drafter.draft_now
+
     def draft_costs(self, length):
         return [0.0] * length
 

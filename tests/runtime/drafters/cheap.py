@@ -40,6 +40,9 @@ class ModelDrafter(Scripted):
         self.asked = 0
         self.rng = np.random.default_rng(seed)
 
+    def draft_now(self, sequences, budgets):
+        return self.propose(sequences, budgets)
+
     def draft_costs(self, length: int) -> list[float]:
         return [self.cost] * length
 
