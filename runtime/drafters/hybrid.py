@@ -7,7 +7,6 @@ candidates: sample-and-match verifies it whatever proposed its nodes.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from specrun.drafters import DraftContext, Drafter, Priced
 from specrun.drafters.ngram_table import Ngram
 from specrun.drafters.sources import Draft, Guess, SourceDrafter, bucket, options_for
 from specrun.drafters.suffix import suffix_sources
-from specrun.economics import Average, Economics
+from specrun.economics import Average, usual
 from specrun.errors import BundleError
 from specrun.proposal import Commit, Proposal, Verdict
 from specrun.sequence import Sequence
@@ -62,25 +61,18 @@ class Member:
     priced: Priced  # the same
     gains: Average = field(default_factory=Average)
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
-    seconds: float | None = None  # a call of its ``propose`` takes: running mean
+    spent: float | None = None  # what a draft cost, in plain passes of the batch at hand; prompts are not counted
     asked: int = 0
     waited: int = 0  # passes since it was last asked
 
-    def cost(self, economics: Economics) -> float:
-        """Of asking it, in plain passes of the batch at hand: its price, or what asking was seen to take if more."""
-        price, plain = self.priced.draft_costs(1)[0], economics.costs.plain_seconds
-        if plain is None or self.seconds is None:
-            return price
-        return max(price, self.seconds / (plain * economics.costs(1, economics.batch)))
+    def cost(self) -> float:
+        """Of asking it, in plain passes of the batch at hand: its price, or what its drafts cost if that is more."""
+        return max(self.priced.draft_costs(1)[0], self.spent or 0.0)
 
     def propose(self, sequences: Seq[Sequence], budgets: Seq[int]) -> list[Proposal]:
-        begin = time.perf_counter()
         proposals = self.priced.draft_now(sequences, budgets)
-        seconds = time.perf_counter() - begin
         if any(proposal.drafted for proposal in proposals):
-            known = seconds if self.seconds is None else self.seconds
-            # A call that was disturbed, or captured a new shape, counts as twice the usual at most.
-            self.seconds = known + 0.1 * (min(seconds, 2 * known) - known)
+            self.spent = usual(self.spent, max(proposal.draft_cost for proposal in proposals))
         self.waited, self.asked = 0, self.asked + 1
         self.proposals.update(zip(sequences, proposals, strict=True))
         return proposals
@@ -147,7 +139,7 @@ class Hybrid(SourceDrafter):
     def _ask(self, member: Member, sequences: Seq[Sequence], budgets: Seq[int], drafts: Seq[Draft]) -> float:
         """Takes the member's proposals into the drafts where that should pay; returns what drafting them cost."""
         expected = [member.expected(sequence, draft) for sequence, draft in zip(sequences, drafts, strict=True)]
-        cost = self.economics.pace * member.cost(self.economics)
+        cost = self.economics.pace * member.cost()
         member.waited += 1
         asked = [i for i, gain in enumerate(expected) if budgets[i] > 0 and gain > cost / self.economics.batch]
         if sum(expected[i] for i in asked) / self.economics.batch <= cost:
@@ -162,7 +154,7 @@ class Hybrid(SourceDrafter):
             if cheap is not None:
                 drafts[i].grow(self.economics.floors(min(budgets[i], self.max_nodes)))
                 member.gains.observe(situation, self._gain(cheap, drafts[i]))
-        return member.cost(self.economics)
+        return member.cost()
 
     def _alone(self, sequence: Sequence, budget: int) -> Draft:
         """The draft of this pass without the member, for comparison."""

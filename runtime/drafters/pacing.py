@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from specrun.economics import Economics
+from specrun.economics import Economics, usual
 
 BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)  # of a drafter's probability
 DEPTHS = 4  # deeper nodes share their experience
@@ -28,9 +28,7 @@ class Pacing:
     def timed(self, what: str, seconds: float) -> None:
         """Takes over a measurement: ``what`` is "step", "first" (the pass that gives the first token), or "row" (one of
         those that a long prompt or pause left to catch up on)."""
-        known = self._seconds.get(what, seconds)
-        # A pass that was captured anew, or disturbed, is no measure of the next one: it counts as twice the usual.
-        self._seconds[what] = known + MEMORY * (min(seconds, 2 * known) - known)
+        self._seconds[what] = usual(self._seconds.get(what), seconds)
 
     def cost(self, what: str) -> float:
         if self.economics.costs.plain_seconds is None or what not in self._seconds:

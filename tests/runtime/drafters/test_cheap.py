@@ -194,14 +194,30 @@ def test_anti_loses_no_tokens(engine, plain_answers):
 
 
 def test_a_member_costs_what_asking_it_takes():
-    """A price that leaves out the host's part of drafting is corrected by the clock, in plain passes."""
-    economics = Economics(PassCosts(TWO_CORES))
-    member = Member(*[ModelDrafter({}, 1.0, 0.05)] * 2)
-    assert member.cost(economics) == 0.05
-    economics.costs.observe(1, 1, 0.010)
-    member.seconds = 0.004
-    assert member.cost(economics) == pytest.approx(0.4)
-    economics.start_pass(4)
-    assert member.cost(economics) == pytest.approx(0.4 / economics.costs(1, 4))
-    member.seconds = 0.0001
-    assert member.cost(economics) == 0.05
+    """A price that leaves out a part of drafting is corrected by what drafts cost; the first one may be far off."""
+    model = ModelDrafter({}, 1.0, 0.05)
+    member = Member(model, model)
+    assert member.cost() == 0.05
+    request = object()
+    for cost, least, most in ((2.0, 2.0, 2.0), (0.4, 1.5, 1.6), (0.4, 1.1, 1.3)):
+        member.priced = Costly(model, cost)
+        member.propose([request], [1])
+        assert least <= member.cost() <= most
+    for _ in range(20):
+        member.propose([request], [1])
+    assert member.cost() == pytest.approx(0.4, rel=0.05)
+    for _ in range(40):
+        member.priced = Costly(model, 0.0)
+        member.propose([request], [1])
+    assert member.cost() == 0.05
+
+
+class Costly:
+    """Drafts one token at a cost, whatever its price says."""
+
+    def __init__(self, model, cost):
+        self.draft_costs, self.cost = model.draft_costs, cost
+
+    def draft_now(self, sequences, budgets):
+        chain = Proposal.chain(1, [2])
+        return [Proposal(chain.tokens, chain.tree, draft_cost=self.cost) for _ in sequences]
