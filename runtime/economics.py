@@ -111,7 +111,7 @@ CPU_PRIOR = {1: 1.0, 2: 1.15, 4: 1.35, 8: 1.65, 16: 2.2, 32: 3.2}
 def usual(known: float | None, seconds: float) -> float:
     """A running time: whatever disturbs a call, or a first call that captures a shape, only makes it slower.
 
-    So a faster call is believed at once for the most part, and a slower one little by little, as twice ``known`` at most.
+    So a faster call is believed soon, and a slower one little by little, as twice ``known`` at most.
     """
     if known is None:
         return seconds
