@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from pathlib import Path
 
@@ -38,20 +39,15 @@ def huge_kilobytes(address: int) -> int:
 
 @pytest.fixture
 def memory():
-    """(allocate, address list): memory from C's allocator, as ONNX Runtime takes it."""
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    blocks: list[int] = []
+    """Returns the address of new memory: a mapping of its own, for C's allocator may hand out what was moved before."""
+    maps: list[mmap.mmap] = []
 
     def allocate() -> int:
-        blocks.append(libc.malloc(SIZE))
-        ctypes.memset(blocks[-1], 7, SIZE)
-        return blocks[-1]
+        maps.append(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        maps[-1].write(b"\x07" * SIZE)
+        return ctypes.addressof(ctypes.c_char.from_buffer(maps[-1]))
 
     yield allocate
-    for block in blocks:
-        libc.free(block)
 
 
 @pytest.mark.skipif(not collapses(), reason="this kernel cannot move memory onto huge pages")
