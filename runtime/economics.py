@@ -181,10 +181,11 @@ class Economics:
             self._parts[name].batch = self.batch
         return self._parts[name]
 
-    def start_pass(self, batch: int, rows: int = 0) -> None:
+    def start_pass(self, batch: int, rows: int | None = None) -> None:
         """Set by the loop before it asks for drafts: how many sequences share the pass, and the cache's rows."""
         self.batch = batch
-        self.costs.at(rows)
+        if rows is not None:
+            self.costs.at(rows)
         for part in self._parts.values():
             part.batch = batch
 

@@ -111,7 +111,7 @@ class DraftWeights:
     """A drafter's numerics: products in blocks of ``bits`` bits, embedding rows as the target stores them.
 
     A draft need not be exact, only cheap: whatever it proposes, the target decides. So its passes may be of one row,
-    and its LM head, most of what a drafter of one layer reads, is a quarter or an eighth of the target's.
+    and its LM head, most of what a drafter of one layer reads, is a quarter of one in float32.
     """
 
     dtype = ir.DataType.FLOAT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -40,7 +41,7 @@ class State:
 
 
 @dataclass
-class DecoderDrafter:
+class DecoderDrafter(ABC):
     """``greedy`` and ``sampled``: how drafts grow for greedy and for sampled requests. ``pacing``: None never pauses.
 
     Subclasses say what their cache lacks (``missing``) and what becomes of a draft (``settle``).
@@ -57,13 +58,13 @@ class DecoderDrafter:
     taps: tuple[int, ...] = ()
     _states: dict[Sequence, State] = field(default_factory=dict)
 
+    @abstractmethod
     def missing(self, sequence: Sequence) -> Chunk:
         """The rows to run before a draft's first token is known; its last row is the draft's root."""
-        raise NotImplementedError
 
+    @abstractmethod
     def backlog(self, sequence: Sequence) -> int:
         """How many rows ``missing`` would give."""
-        raise NotImplementedError
 
     def stage(self, level: int) -> Decoder:
         """The decoder that runs the nodes of a level; level 0 is catching up."""

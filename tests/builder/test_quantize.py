@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from specbuild.compile import compile_bundle
 from specbuild.model.quantize import BLOCK, dequantize, quantize
+from specrun.errors import CompileError
 from specrun.tree import DraftTree
 from tests.builder.engines import BareEngine
 from tests.builder.tiny import write_tiny_checkpoint
@@ -86,6 +87,14 @@ def test_drafters_are_quantized_apart_from_the_target(tmp_path: Path) -> None:
         assert (target.precision, drafter.precision, drafter.min_rows) == ("fp32", expected, 1)
         found[expected] = bundle.manifest.drafter("draft-model").bytes
     assert found["int4"] < found["int8"] < found["fp32"]
+
+
+@pytest.mark.parametrize("asked", [{"quantize": "int4"}, {"quantize_drafters": "int8"}])
+def test_gpu_targets_refuse_blocks(asked: dict[str, str], tmp_path: Path) -> None:
+    model = write_tiny_checkpoint(tmp_path / "model", "llama")
+    with pytest.raises(CompileError, match="not offered for target tensorrt-rtx"):
+        compile_bundle(model, tmp_path / "out.bundle", target="tensorrt-rtx:sm89", **asked)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("quantize_to", [None, "int4", "int8"])

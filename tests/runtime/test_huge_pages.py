@@ -47,7 +47,7 @@ def memory():
         maps[-1].write(b"\x07" * SIZE)
         return ctypes.addressof(ctypes.c_char.from_buffer(maps[-1]))
 
-    yield allocate
+    return allocate
 
 
 @pytest.mark.skipif(not collapses(), reason="this kernel cannot move memory onto huge pages")
