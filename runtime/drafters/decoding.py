@@ -74,7 +74,7 @@ class DecoderDrafter(ABC):
         """The sequence's lane in the cache of that decoder."""
         return self._states[sequence].lane
 
-    def caught_up(self, sequence: Sequence, hidden: FloatArray | None) -> None:
+    def caught_up(self, sequence: Sequence, hidden: FloatArray | None) -> None:  # noqa: B027, a hook most leave empty
         """Rows entered the cache of level 0; ``hidden`` float32 [K, H] is what they feed on."""
 
     def begin(self, sequence: Sequence) -> None:
